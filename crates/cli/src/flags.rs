@@ -1,4 +1,4 @@
-//! What can be typed. One definition feeds the parser and `--help`; what it means is decided in `commands`.
+//! The command line. One definition feeds the parser and `--help`; the commands are in `commands`.
 
 use crate::failure::{Failure, Kind};
 use crate::{commands::make::Role, later};
@@ -20,8 +20,9 @@ pub use cycle::{
 };
 use wrong::wrong_use;
 
-/// Stands for `-C` or `-B` with no device behind it. No argument of a process can hold a NUL, so nobody types it;
-/// an empty string, which an unset shell variable leaves behind, stays what it is, and the parser refuses it.
+/// Represents `-C` or `-B` with no device after it. No argument of a process can contain a NUL, so
+/// it cannot be typed. An empty string, as an unset shell variable produces, stays distinct, and
+/// the parser refuses it.
 const NO_DEVICE: &str = "\0";
 
 /// The command line.
@@ -389,13 +390,13 @@ pub struct Control {
 }
 
 impl Control {
-    /// The socket that is asked.
+    /// Returns the socket to connect to.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.named().unwrap_or_else(|| paths::of_machine(CONTROL_DEFAULT))
     }
 
-    /// What the command line or the environment says.
+    /// Returns the socket named on the command line or in the environment.
     #[must_use]
     pub fn named(&self) -> Option<PathBuf> {
         let variable = || std::env::var_os("BCACHED_CONTROL").filter(|path| !path.is_empty());
@@ -451,22 +452,22 @@ pub struct Doctor {
     pub configuration: ConfigFile,
 }
 
-/// True if `--json` was typed before a `--`. Asked apart from the parser, because errors of the parser are
-/// printed as JSON too.
+/// Returns true if `--json` was typed before a `--`. Determined apart from the parser, because the
+/// parser's errors are printed as JSON too.
 #[must_use]
 pub fn wants_json(words: &[OsString]) -> bool {
     words.iter().skip(1).take_while(|word| *word != "--").any(|word| word == "--json")
 }
 
-/// The command that `words` (with the program's name first) ask for.
+/// Parses `words` (the program's name first) into a command.
 ///
 /// # Errors
-/// Wrong use, as a failure; help and version are commands that print text.
+/// Wrong use, as a failure. Help and version are commands that print text.
 pub fn parse(words: &[OsString]) -> Result<Command, Failure> {
     use clap::error::ErrorKind::{DisplayHelp, DisplayVersion};
     let asks_for_help =
         words.iter().skip(1).find(|word| *word != "--json").is_some_and(|word| word == "help");
-    // Help is text in any case.
+    // Help is always text.
     let is_typed = |word: &&OsString| !asks_for_help || *word != "--json";
     let words: Vec<_> = words.iter().filter(is_typed).collect();
     let wrong = |error: clap::Error| wrong_use(&error, &words);
@@ -484,7 +485,7 @@ pub fn parse(words: &[OsString]) -> Result<Command, Failure> {
     Ok(line.command)
 }
 
-/// Each device with its role, in the order of the command line.
+/// Returns each device with its role, in the order of the command line.
 fn roles(matches: &ArgMatches) -> Result<Vec<(Role, PathBuf)>, Failure> {
     let mut typed: Vec<(usize, Option<Role>, &OsStr)> = Vec::new();
     for (name, role) in [("cache", Some(Role::Cache)), ("backing", Some(Role::Backing)), ("devices", None)] {

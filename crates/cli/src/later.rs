@@ -1,9 +1,9 @@
-//! The verbs of the interface that this version does not have, each with the way to reach the same end by hand.
-//! They are refused by name, so that nobody takes one for a typing error.
+//! Commands of the interface that this version lacks, each with a way to reach the same end by
+//! hand. They are refused by name, so that they do not look like typing errors.
 
 use crate::failure::{Failure, Kind};
 
-/// A verb that is to come, and what to do until then.
+/// A command of a later version, and what to do until then.
 struct Later {
     verb: &'static str,
     by_hand: &'static str,
@@ -27,7 +27,7 @@ const TABLE: &[Later] = &[
     Later { verb: "unconvert", by_hand: "copy the volume's data to a plain device" },
 ];
 
-/// The refusal of a first word that is no verb of this version.
+/// Returns the refusal of a first word that is no command of this version.
 #[must_use]
 pub fn refuse(word: &str) -> Failure {
     match TABLE.iter().find(|later| later.verb == word) {
@@ -40,7 +40,7 @@ pub fn refuse(word: &str) -> Failure {
     }
 }
 
-/// The refusal of an option that is to come.
+/// Returns the refusal of an option of a later version.
 #[must_use]
 pub fn refuse_option(option: &str, by_hand: &str) -> Failure {
     Failure::new(Kind::NotInThisVersion, format!("{option} is not in this version"))
@@ -48,7 +48,7 @@ pub fn refuse_option(option: &str, by_hand: &str) -> Failure {
         .option(option.split([' ', '=']).next().unwrap_or(option))
 }
 
-/// The last lines of `bcached --help`.
+/// Returns the last lines of `bcached --help`.
 #[must_use]
 pub fn help() -> String {
     let verbs: Vec<_> = TABLE.iter().map(|later| later.verb).collect();

@@ -1,8 +1,9 @@
-//! `bcached`: the one binary. What was typed becomes a command in `flags`, a command becomes a value or a failure,
-//! and both are printed in one place, as text or as JSON.
+//! `bcached`: the one binary. `flags` turns the command line into a command, `commands` turns a
+//! command into a value or a failure, and `output` prints both, as text or as JSON.
 //!
-//! Nothing here prompts or reads standard input. Exit statuses are those of `failure::Kind`; a closed standard
-//! output (`bcached show DEV | head -1`) ends the program quietly with 0, as its reader asked.
+//! Nothing here prompts or reads standard input. Exit statuses are those of `failure::Kind`. A
+//! closed standard output (`bcached show DEV | head -1`) ends the program quietly with 0, as its
+//! reader asked.
 
 mod commands;
 mod flags;

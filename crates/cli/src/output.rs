@@ -1,4 +1,4 @@
-//! Printing: one value, as text for people or as JSON for programs, and the end of the program.
+//! Prints one value, as text for people or as JSON for programs, and determines the exit status.
 
 use crate::failure::{Failure, Kind};
 use bcached_daemon::log;
@@ -12,13 +12,16 @@ pub struct Report {
     /// Kept as text, so that the envelope's fields stay first.
     json: Option<String>,
     exit: u8,
-    /// Sentences for standard error beside the text; the JSON form has in itself what concerns its devices.
+    /// Sentences for standard error beside the text. The JSON form itself holds those that concern
+    /// its devices.
     warnings: Vec<String>,
-    /// The same of what is wrong with what was looked at, which is the answer and no failure of the command.
+    /// The same for errors in what was examined: they are the answer, and no failure of the
+    /// command.
     errors: Vec<String>,
-    /// What went wrong although there is something to show: printed on standard error after the report.
+    /// What went wrong although there is something to show: printed on standard error after the
+    /// report.
     failures: Vec<Failure>,
-    /// The text says what went wrong, and is all that people are to read.
+    /// The text reports the failures, so that nothing else is printed for people.
     tells_failures: bool,
 }
 
@@ -29,12 +32,12 @@ pub trait Show: Serialize {
     /// Within one version, fields are only added.
     const SCHEMA_VERSION: u32 = 1;
 
-    /// Lines for people, each with its newline.
+    /// Returns lines for people, each with its newline.
     fn text(&self) -> String;
 }
 
 impl Report {
-    /// A report of `value`, ending with exit status 0.
+    /// Returns a report of `value`, with exit status 0.
     pub fn of<T: Show>(value: &T) -> Result<Self, Failure> {
         #[derive(Serialize)]
         struct Envelope<'a, T> {
@@ -64,48 +67,48 @@ impl Report {
         })
     }
 
-    /// Nothing more to print: the command has written its stream itself.
+    /// Returns a report that prints nothing: the command has written its stream itself.
     #[must_use]
     pub fn silent() -> Self {
         Self::text_only(String::new())
     }
 
-    /// Text only (help).
+    /// Returns a report with text only (help).
     #[must_use]
     pub fn text_only(text: String) -> Self {
         let (warnings, errors, failures) = (Vec::new(), Vec::new(), Vec::new());
         Self { text, json: None, exit: 0, warnings, errors, failures, tells_failures: false }
     }
 
-    /// The same report, with `warnings` beside its text.
+    /// Returns the same report, with `warnings` beside its text.
     #[must_use]
     pub fn warning(mut self, warnings: Vec<String>) -> Self {
         self.warnings.extend(warnings);
         self
     }
 
-    /// The same report, with what is wrong beside its text.
+    /// Returns the same report, with `errors` beside its text.
     #[must_use]
     pub fn wrong(mut self, errors: Vec<String>) -> Self {
         self.errors.extend(errors);
         self
     }
 
-    /// Something went wrong.
+    /// Returns true if something went wrong.
     #[must_use]
     pub const fn has_failed(&self) -> bool {
         !self.failures.is_empty()
     }
 
-    /// The same report, with the answer "no" (exit status 1).
+    /// Returns the same report, with the answer "no" (exit status 1).
     #[must_use]
     pub fn answering_no(mut self) -> Self {
         self.exit = Kind::No.exit();
         self
     }
 
-    /// The same report, followed by `failure`: what could be shown is shown, then what went wrong. Of several the first decides about the
-    /// exit status.
+    /// Returns the same report, followed by `failure`: what could be shown is shown, then what went
+    /// wrong. Of several failures the first determines the exit status.
     #[must_use]
     pub fn failing(mut self, failure: Failure) -> Self {
         if self.failures.is_empty() {
@@ -115,7 +118,8 @@ impl Report {
         self
     }
 
-    /// The same report, whose text says already what went wrong: only programs are told once more.
+    /// Returns the same report, whose text already contains the failures: only the JSON form prints
+    /// them again.
     #[must_use]
     pub const fn telling_failures(mut self) -> Self {
         self.tells_failures = true;
@@ -123,7 +127,7 @@ impl Report {
     }
 }
 
-/// Prints the outcome and says how the program ends.
+/// Prints the outcome and returns the exit status.
 pub fn finish(outcome: Result<Report, Failure>, json: bool) -> ExitCode {
     let (report, failures) = match outcome {
         Ok(mut report) => {
@@ -167,7 +171,7 @@ fn print(report: &Report, json: bool) -> io::Result<()> {
     out.flush()
 }
 
-/// A line on standard error; that nobody reads it any more is no reason to fail.
+/// Prints a line on standard error. It is no failure if that is closed.
 fn eprintln_quietly(line: &str) {
     log::last_words(line);
 }

@@ -1,7 +1,9 @@
-//! What can be there once only: a socket, a port, a device. A start would meet it later, in words that name no section.
+//! Finds resources that are configured twice: a socket, a port, a device. Otherwise a start would
+//! fail on them later, with an error that names no section.
 //!
-//! Names are compared by what they lead to: `/a/../b`, a link to `/b` and `/b` are one, and so are two ways to write a UUID. No device is
-//! opened, so a path is not compared with a UUID, nor one hard link with another: those are told of when they are served.
+//! Names are compared by what they resolve to: `/a/../b`, a link to `/b` and `/b` are the same, and
+//! so are two spellings of a UUID. No device is opened, so a path is not compared with a UUID, nor
+//! one hard link with another. Such duplicates are reported when the devices are served.
 
 use super::file::{Origin, Settings};
 use super::read_file::bounded;
@@ -13,12 +15,13 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Component, Path, PathBuf};
 
-/// Where things that can be there once stand, by what they are; what the command line says stands nowhere.
+/// The locations of unique resources in the files. A resource from the command line has no
+/// location.
 #[derive(Default)]
 pub struct Places(BTreeMap<String, Origin>);
 
 impl Places {
-    /// Before the command line is laid over them.
+    /// Collects the locations, before the command line is applied.
     pub fn of(settings: &Settings) -> Self {
         let mut places = BTreeMap::new();
         let mut add = |key: String, origin: Option<&Origin>| {
@@ -43,24 +46,24 @@ impl Places {
         Self(places)
     }
 
-    /// The command line says where NBD is served.
+    /// Drops the locations of NBD addresses, because the command line sets these.
     pub fn without_listen(mut self) -> Self {
         self.0.retain(|key, _| !key.starts_with("listen "));
         self
     }
 
-    /// It stands in a file.
+    /// Returns whether the files set it.
     pub fn has(&self, key: &str) -> bool {
         self.0.contains_key(key)
     }
 
-    /// A failure of what this is.
+    /// Creates a failure, with the location of the resource if it has one.
     pub fn refused(&self, key: &str, what: &str) -> Failure {
         self.0.get(key).map_or_else(|| Failure::new(Kind::Config, what), |origin| origin.failure(what))
     }
 }
 
-/// Each socket and each port is somebody's own.
+/// Checks that each socket and each port has a single use.
 pub fn check_sockets(config: &Config, places: &Places, findings: &mut Vec<Failure>) {
     let monitor = config.control.with_file_name("monitor.sock");
     let names = |path: &Path| path.to_string_lossy().into_owned();
@@ -68,7 +71,8 @@ pub fn check_sockets(config: &Config, places: &Places, findings: &mut Vec<Failur
     let real = Real::of([&*config.control, &*monitor].into_iter().chain(paths).map(names));
     let is_same = |one: &Listen, other: &Listen| match (&one.at, &other.at) {
         (Address::Unix(one), Address::Unix(other)) => real.is_same(&names(one), &names(other)),
-        // Each of several with port 0 gets one of its own, but a line that stands there twice is none that somebody means.
+        // With port 0 each address gets a port of its own, but the same line given twice is a
+        // mistake.
         (Address::Tcp(one), Address::Tcp(other)) => one == other || is_same_port(*one, *other),
         _ => false,
     };
@@ -98,24 +102,25 @@ pub fn check_sockets(config: &Config, places: &Places, findings: &mut Vec<Failur
     }
 }
 
-/// Port 0 is whichever is free.
+/// Port 0 means any free port, so two such addresses do not conflict.
 fn is_same_port(one: SocketAddr, other: SocketAddr) -> bool {
     one.port() != 0 && one.port() == other.port() && one.ip().to_canonical() == other.ip().to_canonical()
 }
 
-/// A device that something is.
+/// A device and its use.
 struct Role<'a> {
     device: &'a str,
-    /// For a sentence.
+    /// The use, for a sentence.
     name: String,
-    /// Where it stands.
+    /// The key of its location in [`Places`].
     key: String,
 }
 
-/// Each device is one cache or one volume.
+/// Checks that each device is a single cache or volume.
 pub fn check_devices(config: &Config, places: &Places, from_command_line: bool, findings: &mut Vec<Failure>) {
     if from_command_line {
-        // They are opened at once, and told of by that; of volumes the names alone say it.
+        // Devices on the command line are opened at once, which reports duplicates. For volumes
+        // only equal names are found here.
         for (index, Volume { backing, .. }) in config.volumes.iter().enumerate() {
             if config.volumes[..index].iter().any(|other| other.backing == *backing) {
                 findings.push(
@@ -148,7 +153,7 @@ pub fn check_devices(config: &Config, places: &Places, from_command_line: bool, 
     }
 }
 
-/// The caches, then what they were before, then the volumes.
+/// Returns the caches, then their former devices, then the volumes.
 fn roles(config: &Config) -> Vec<Role<'_>> {
     let named = |cache: &Option<String>| cache.clone().unwrap_or_default();
     let caches = config.caches.iter().map(|cache| {
@@ -179,11 +184,11 @@ fn twice(places: &Places, one: &Role<'_>, other: &Role<'_>) -> Failure {
     })
 }
 
-/// What names lead to.
+/// The names of devices and sockets, and what they resolve to.
 pub struct Real(BTreeMap<String, String>);
 
 impl Real {
-    /// Of these. What lies on a file system that does not answer is taken by its name.
+    /// Resolves the names. If their file system does not answer, they are compared as text.
     pub fn of(names: impl IntoIterator<Item = String>) -> Self {
         let names: Vec<_> = names.into_iter().collect();
         let by_name = names.iter().map(|name| (name.clone(), written(name))).collect();
@@ -193,18 +198,18 @@ impl Real {
         Self(bounded(Path::new("/"), look).unwrap_or(by_name))
     }
 
-    /// The same for all names that lead to one, if this is among those.
+    /// Returns the resolved form of a name, or the name itself if it is not among those given.
     fn name<'a>(&'a self, of: &'a str) -> &'a str {
         self.0.get(of).map_or(of, String::as_str)
     }
 
-    /// Both lead to one, if these are among those.
+    /// Returns whether both names resolve to the same thing.
     pub fn is_same(&self, one: &str, other: &str) -> bool {
         self.name(one) == self.name(other)
     }
 }
 
-/// One of the ways to write it.
+/// Returns a canonical spelling of a name, without access to the file system.
 fn written(name: &str) -> String {
     match name.strip_prefix("UUID=") {
         Some(uuid) => {
@@ -222,7 +227,8 @@ fn leads_to(name: &str) -> String {
     }
 }
 
-/// A socket is made by who listens: until then its folder is what there is.
+/// Resolves a path. A socket does not exist before a process listens on it; until then its folder
+/// is resolved.
 fn real(path: &Path) -> PathBuf {
     if let Ok(real) = std::fs::canonicalize(path) {
         return real;
@@ -234,7 +240,7 @@ fn real(path: &Path) -> PathBuf {
     }
 }
 
-/// Without `.` and `..`.
+/// Returns the absolute path without `.` and `..`.
 fn plain(path: &Path) -> PathBuf {
     let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let mut plain = PathBuf::new();

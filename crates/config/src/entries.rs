@@ -1,4 +1,4 @@
-//! A section of a volume or a cache, all files over each other, as what is to be served.
+//! Converts the merged section of a volume or a cache into what is to be served.
 
 use super::file::{CacheSettings, Located, Origin, VolumeSettings};
 use super::{Cache, Flash, NO_CACHE, Released, Volume, WAIT_DEFAULT};
@@ -8,7 +8,7 @@ use bcached_format::Uuid;
 use bcached_port::Ways;
 
 impl Cache {
-    /// `None`: it is not to be served.
+    /// Creates the cache; `None` if it is not to be served.
     pub(super) fn of(name: &str, said: CacheSettings) -> Result<Option<Self>, Failure> {
         if name == NO_CACHE {
             return Err(said
@@ -21,7 +21,8 @@ impl Cache {
         }
         let device = required(said.device, &said.origin, &format!("[cache.{name}] has no `device`"))?;
         check_device(&device)?;
-        // Nothing leaves one that is dead.
+        // Without `former` the previous device is dead, and no volume can move away from it: the
+        // cache waits for its volumes.
         let is_awaited = said.former.is_none() && said.moving == Some(true);
         let former = said.former.map(|former| (former.value, said.moving.unwrap_or(true)));
         let (name, options) = (Some(name.to_owned()), said.options);
@@ -29,8 +30,9 @@ impl Cache {
     }
 }
 
-/// A section of a volume that lives in its cache alone says nothing that would be ignored. `[defaults]` are for the others, and what `set` has
-/// kept of a volume that had a backing device stops no start.
+/// Checks that the section of a volume that lives in its cache only has no setting that would be
+/// ignored. `[defaults]` are not checked, because they are for other volumes, too. Options that
+/// `set` persisted for a former volume with a backing device do not prevent a start.
 pub(super) fn sense_of_flash(name: &str, said: &VolumeSettings) -> Result<(), Failure> {
     let Some(flash) = &said.flash else { return Ok(()) };
     let option = said.options.iter().find(|(_, setting)| !setting.origin.is_by_set());
@@ -96,7 +98,7 @@ impl Volume {
     }
 }
 
-/// The options of one volume, which may each be right and not fit together.
+/// Checks the options of one volume, each of which may be valid while they contradict each other.
 pub(super) fn in_order(options: Configured) -> Result<Configured, Failure> {
     let layers = Layers { configured: options, ..Layers::default() };
     match layers.check() {
@@ -117,7 +119,7 @@ pub(super) fn required<T>(
     setting.ok_or_else(|| origin.failure(what))
 }
 
-/// A device that can be looked for.
+/// Checks that the device can be searched for: if it is a UUID, that it is valid.
 pub(super) fn check_device(device: &Located<String>) -> Result<(), Failure> {
     let uuid = device.value.strip_prefix("UUID=");
     if uuid.is_none_or(|uuid| Uuid::from_text(uuid).is_some()) {
@@ -128,7 +130,7 @@ pub(super) fn check_device(device: &Located<String>) -> Result<(), Failure> {
         .next("write all of it, as `bcached show` tells it: UUID=1f5a0c22-2a53-4ae5-9a6f-9f6f5d6b2f10"))
 }
 
-/// Of which blocks it is only the cache knows.
+/// Checks that the size is in whole sectors. Only the cache knows the block size.
 pub(super) fn check_size(name: &str, origin: &Origin, size: Option<u64>) -> Result<(), Failure> {
     if size.is_none_or(|size| size > 0 && size.is_multiple_of(512)) {
         return Ok(());

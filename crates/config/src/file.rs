@@ -1,4 +1,5 @@
-//! One TOML file: parsed against the known keys, every value understood, every error with file and line, all of them at once.
+//! Reads one TOML file: checks its keys, parses every value, and reports all errors at once, each
+//! with file and line.
 
 use super::frontends::{RawFuse, RawNbd, RawVhostUser, SaidPlaces};
 use super::read_file::{MEND_SET_FILE, bounded, content};
@@ -23,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use toml::Spanned;
 
-/// Keys of the interface that this version does not have, with what happens without them.
+/// Keys that a later version will have, with the alternative until then.
 const LATER: &[(&str, &str)] = &[
     ("ephemeral", "make the cache with `bcached make` before each start"),
     ("format", "make the cache with `bcached make`"),
@@ -34,7 +35,7 @@ const LATER: &[(&str, &str)] = &[
     ),
 ];
 
-/// Where a setting stands.
+/// The location of a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     file: Arc<Path>,
@@ -44,41 +45,41 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// The file.
+    /// Returns the file.
     #[must_use]
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// The line, from 1.
+    /// Returns the line, from 1.
     #[must_use]
     pub const fn line(&self) -> usize {
         self.line
     }
 
-    /// Whether the file is the one that `bcached set` writes.
+    /// Returns whether the file is the one that `bcached set` writes.
     #[must_use]
     pub const fn is_by_set(&self) -> bool {
         self.by_set
     }
 
-    /// A configuration failure here.
+    /// Creates a configuration failure at this location.
     #[must_use]
     pub fn failure(&self, what: &str) -> Failure {
         Failure::new(Kind::Config, format!("{}:{}: {what}", self.file.display(), self.line))
     }
 }
 
-/// A setting and where it stands.
+/// A setting and its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located<T> {
     /// The setting.
     pub value: T,
-    /// Where it stands.
+    /// Its location.
     pub origin: Origin,
 }
 
-/// The settings of one file, or of several over each other.
+/// The settings of one file, or of several merged.
 #[derive(Debug, Default)]
 pub struct Settings {
     pub control: Option<PathBuf>,
@@ -89,7 +90,8 @@ pub struct Settings {
     pub caches: IndexMap<String, CacheSettings>,
     pub defaults: VolumeSettings,
     pub volumes: IndexMap<String, NamedVolume>,
-    /// Caches that are another device than a person's files say: the name, that device, and this one.
+    /// Caches whose device differs from the one in the user's files, because it was replaced: the
+    /// name, the device in those files, and the present device.
     pub replaced: Vec<(String, String, String)>,
 }
 
@@ -102,7 +104,7 @@ pub struct CacheSettings {
     pub moving: Option<bool>,
     pub imported: Option<bool>,
     pub served: Option<bool>,
-    /// A device stands there that was refused: it is not missing, too.
+    /// A device is given but was refused, so it is not reported as missing.
     pub is_refused: bool,
     pub options: Configured,
 }
@@ -111,12 +113,12 @@ pub struct CacheSettings {
 #[derive(Debug)]
 pub struct NamedVolume {
     pub origin: Origin,
-    /// A device stands there that was refused: it is not missing, too.
+    /// A device is given but was refused, so it is not reported as missing.
     pub is_refused: bool,
     pub(super) settings: VolumeSettings,
 }
 
-/// What a volume's section and `[defaults]` can hold.
+/// The possible content of a volume's section and of `[defaults]`.
 #[derive(Clone, Debug, Default)]
 pub struct VolumeSettings {
     pub backing: Option<Located<String>>,
@@ -162,17 +164,18 @@ struct RawDaemon {
     metrics: Option<Spanned<Loopback>>,
 }
 
-/// Reads the file at `path` and understands it; what is wrong with that is added to `findings`.
+/// Reads and parses the file at `path`. Errors in its content are added to `findings`.
 ///
 /// # Errors
-/// It cannot be read.
+/// The file cannot be read.
 pub fn read(path: &Path, findings: &mut Vec<Failure>) -> Result<Settings, Failure> {
     let next = "name another with --config, or devices with --cache and --backing";
     let text = content(path, next)?;
     Ok(understand(Source::new(path, &text, false), findings))
 }
 
-/// The same of the file that `bcached set` writes; `None`: it is empty, or not there.
+/// Reads and parses the file that `bcached set` writes, in the same way. Returns `None` if it is
+/// empty or absent.
 pub fn read_set_file(path: &Path, findings: &mut Vec<Failure>) -> Result<Option<Settings>, Failure> {
     let is_there = |path: &Path| path.metadata().is_ok_and(|file| file.len() > 0);
     if !bounded(path, is_there)? {
@@ -182,12 +185,13 @@ pub fn read_set_file(path: &Path, findings: &mut Vec<Failure>) -> Result<Option<
     Ok(Some(understand(Source::new(path, &text, true), findings)))
 }
 
-/// Understands `text`, the content of the file that `bcached set` writes; what is wrong with that is added to `findings`.
+/// Parses `text`, the content of the file that `bcached set` writes. Errors in it are added to
+/// `findings`.
 pub fn parse_set_file(path: &Path, text: &str, findings: &mut Vec<Failure>) -> Settings {
     understand(Source::new(path, text, true), findings)
 }
 
-/// What the parser says of a text that cannot be.
+/// Returns the parser's error message for an invalid text.
 #[cfg(test)]
 pub fn message(text: &str) -> String {
     toml::from_str::<RawFile>(text).err().expect("it is wrong").message().to_owned()
@@ -201,19 +205,20 @@ fn understand(source: Source<'_>, findings: &mut Vec<Failure>) -> Settings {
     settings
 }
 
-/// Each thing that is wrong is found by one more reading of the whole file: so many bytes are read in all, of a large file but its first few.
+/// Limit on the total number of bytes parsed. Each error is found by one more parse of the whole
+/// file, so in a large file only the first few errors are reported.
 const READ_BYTES_MAX: usize = 16 << 20;
 
-/// A file's text, and what is wrong with it.
+/// The text of a file, and the errors in it.
 struct Source<'a> {
     file: Arc<Path>,
     text: &'a str,
-    /// Where its lines end.
+    /// Offsets of the line ends.
     lines: Vec<usize>,
     by_set: bool,
-    /// By line.
+    /// The errors, with their lines.
     findings: RefCell<Vec<(usize, Failure)>>,
-    /// All that stands there, whether or not it can be.
+    /// The whole text as an untyped table, including values that are refused.
     whole: OnceCell<Option<toml::Table>>,
 }
 
@@ -277,7 +282,7 @@ impl Source<'_> {
         }
     }
 
-    /// What stands there, without what cannot be. `None` if nothing can be told of it.
+    /// Parses the text, leaving out what is refused. `None` if the remaining text cannot be parsed.
     fn raw(&self) -> Option<RawFile> {
         let mut text = Cow::Borrowed(self.text);
         loop {
@@ -295,7 +300,8 @@ impl Source<'_> {
         }
     }
 
-    /// A parser's error. An unknown key that is to come in a later version is named as such.
+    /// Converts an error of the parser. An unknown key that a later version will have is reported
+    /// as such.
     fn refused(&self, origin: &Origin, error: &toml::de::Error) -> Failure {
         let message = error.message().trim().replace('\n', " ");
         if let Some((key, known)) = unknown_key::unknown_key(&message) {
@@ -332,7 +338,8 @@ impl Source<'_> {
         Located { value: spanned.into_inner(), origin }
     }
 
-    /// The sections with names, each with its place, in the order in which they stand. Names go into paths, NBD and JSON.
+    /// Returns the named sections in the order in which they appear, each with its location. Names
+    /// become part of paths, NBD exports and JSON, so they are checked.
     fn named<R, T>(
         &self,
         raw: BTreeMap<Spanned<String>, R>,
@@ -358,9 +365,9 @@ impl Source<'_> {
         named
     }
 
-    /// One of the keys stands in the section, whether or not its value can be.
+    /// Returns whether the section has one of the keys, whether or not its value is valid.
     fn says(&self, sections: &str, name: &str, keys: &[&str]) -> bool {
-        // What is not refused stands in what was read.
+        // Without errors, every key that is present has been read.
         if self.findings.borrow().is_empty() {
             return false;
         }
@@ -390,7 +397,8 @@ impl Source<'_> {
         raw.into_iter().filter_map(|(option, typed)| self.option(option, typed)).collect()
     }
 
-    /// An option out of its range is refused here: nobody would see what became of it.
+    /// Parses an option. A value out of range is refused here, because no user would see an
+    /// adjustment made in a file.
     fn option(&self, option: &'static Definition, typed: Spanned<Typed>) -> Option<(&'static str, Setting)> {
         let origin = self.origin(typed.span().start);
         match option.read(&typed.into_inner().0) {
@@ -405,7 +413,7 @@ impl Source<'_> {
 }
 
 impl Settings {
-    /// `newer` over these, key by key.
+    /// Merges `newer` over these settings, key by key.
     pub fn overlay(&mut self, newer: Self) {
         replace(&mut self.control, newer.control);
         replace(&mut self.memory, newer.memory);
@@ -438,8 +446,11 @@ impl Settings {
         }
     }
 
-    /// What `bcached set` has written, over these. A volume or a cache that is not configured any more stays so: what was set of it
-    /// must not bring back a part of it, without a device, or stop a start. The names of such volumes.
+    /// Merges the content of the file that `bcached set` writes over these settings, and returns
+    /// the names of its volumes that are not configured any more.
+    ///
+    /// Such volumes, and such caches, are left out: a persisted option must neither bring back a
+    /// part of them, without a device, nor prevent a start.
     pub fn overlay_set_file(&mut self, mut newer: Self) -> Vec<String> {
         newer.caches.retain(|name, cache| self.caches.contains_key(name) || cache.imported == Some(true));
         for (name, cache) in &newer.caches {
@@ -459,12 +470,13 @@ impl Settings {
         let gone: Vec<_> = gone.map(|(name, _)| name.clone()).collect();
         newer.volumes.retain(|name, volume| is_whole(name, volume));
         for (name, volume) in &mut newer.volumes {
-            // What was kept of a device by this name stops no start of the volume that has it now.
+            // A size that was persisted for a volume with a backing device does not prevent a start
+            // if the name now belongs to a volume that lives in its cache only.
             let said = self.volumes.get(name);
             if volume.settings.flash.is_some() || said.is_some_and(|said| said.settings.flash.is_some()) {
                 volume.settings.size = None;
             }
-            // A cache that was taken out of the configuration must not stop a start either.
+            // A cache that was removed from the configuration does not prevent a start either.
             let is_known = |name: &str| {
                 name == NO_CACHE
                     || self.caches.contains_key(name)
@@ -522,12 +534,12 @@ impl VolumeSettings {
 }
 
 impl NamedVolume {
-    /// What its own section says.
+    /// Returns the settings in the volume's own section.
     pub const fn said(&self) -> &VolumeSettings {
         &self.settings
     }
 
-    /// This volume's own settings over `defaults`.
+    /// Merges the volume's own settings over `defaults`.
     pub fn over(self, defaults: &VolumeSettings) -> VolumeSettings {
         let mut merged = defaults.clone();
         merged.overlay(self.settings);

@@ -1,10 +1,11 @@
-//! All that is wrong with a file, and not only the first of it: what a reader refuses is taken out, line by line, and the rest is read.
+//! Finds all errors in a file, and not only the first: a line that the parser refuses is blanked
+//! out, and the rest is parsed again.
 
 use bcached_control::failure::Failure;
 use std::ops::Range;
 use toml::Table;
 
-/// The first thing that is wrong, if so many more are.
+/// Adds to the first error that there are `more` others.
 pub fn and_more(first: Failure, more: usize) -> Failure {
     let it = match more {
         0 => return first,
@@ -16,14 +17,15 @@ pub fn and_more(first: Failure, more: usize) -> Failure {
     first.next(next)
 }
 
-/// `text` without what stands at `span`, with all else at the same place. `None` if nothing can be told of the rest.
+/// Returns `text` with the lines at `span` blanked out and everything else at its offset. `None` if
+/// the rest cannot be parsed.
 pub fn without(text: &str, span: Range<usize>) -> Option<String> {
-    // Where what is no TOML begins is known, and not where it ends.
+    // A syntax error has a known start but no known end.
     text.parse::<Table>().ok()?;
     let (start, end) = (line_start(text, span.start)?, line_end(text, span.end.max(span.start + 1)));
-    // What stands in a section that nobody knows belongs to no other one.
+    // The keys of an unknown section belong to no other section, so they are removed with it.
     let end = if is_head(text.get(start..end)?) { section_end(text, end) } else { end };
-    // What follows stays where it is: a place in the rest is one in the text.
+    // Keep offsets: a position in the result is the same in the text.
     let blank = |letter: char| if letter == '\n' { "\n".to_owned() } else { " ".repeat(letter.len_utf8()) };
     let taken: String = text.get(start..end)?.chars().map(blank).collect();
     let rest = format!("{}{taken}{}", text.get(..start)?, text.get(end..)?);
@@ -34,7 +36,7 @@ fn line_start(text: &str, at: usize) -> Option<usize> {
     Some(text.get(..at)?.rfind('\n').map_or(0, |newline| newline + 1))
 }
 
-/// Where the line ends that holds the byte before `at`.
+/// Returns the end of the line that contains the byte before `at`.
 fn line_end(text: &str, at: usize) -> usize {
     let from = at.saturating_sub(1).min(text.len());
     text.get(from..).and_then(|rest| rest.find('\n')).map_or(text.len(), |newline| from + newline)
@@ -44,7 +46,7 @@ fn is_head(line: &str) -> bool {
     line.trim_start().starts_with('[')
 }
 
-/// Where the section ends whose head ends at `from`.
+/// Returns the end of the section whose head ends at `from`.
 fn section_end(text: &str, from: usize) -> usize {
     let mut at = from;
     for line in text.get(from..).unwrap_or_default().split_inclusive('\n') {

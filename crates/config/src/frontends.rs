@@ -1,4 +1,5 @@
-//! By which front ends volumes can be had, and where these are: `export`, `[nbd]`, `[vhost-user]`, `[fuse]` and `--export`.
+//! The front ends of volumes, and their sockets, addresses and directories: `export`, `[nbd]`,
+//! `[vhost-user]`, `[fuse]` and `--export`.
 
 use super::file::{Located, replace};
 use super::tls::{SaidTls, Tls};
@@ -9,21 +10,22 @@ use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 
-/// What the disk of a virtual machine takes of the daemon's memory: its largest request, in bytes.
+/// Memory that the disk of a virtual machine takes from the daemon's: its largest request, in
+/// bytes.
 pub const DISK_BYTES: u64 = 32 << 20;
 
-/// What a volume takes of the daemon's memory for itself, which is to be had by these ways, in bytes.
+/// Returns the daemon's memory that a volume with these front ends takes for itself, in bytes.
 pub fn memory_of(ways: Ways) -> u64 {
     let of = |way| match way {
         Way::VhostUser => DISK_BYTES,
-        // By whatever it comes: the most.
+        // The maximum, whichever driver provides the block device.
         Way::Ublk | Way::Dev => bcached_front_ublk::BYTES_MAX as u64,
         Way::Nbd | Way::Fuse => 0,
     };
     ways.iter().map(of).sum()
 }
 
-/// What `export` says.
+/// The value of `export`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(try_from = "OneOrSeveral")]
 pub struct Exported(pub Ways);
@@ -76,7 +78,7 @@ pub struct RawFuse {
     pub allow_other: Option<bool>,
 }
 
-/// What these say, of one file, or of several over each other.
+/// The settings of these sections, of one file or of several merged.
 #[derive(Debug, Default)]
 pub struct SaidPlaces {
     pub listen: Option<Vec<Located<Listen>>>,
@@ -90,7 +92,7 @@ pub struct SaidPlaces {
 }
 
 impl SaidPlaces {
-    /// `newer` over these, key by key.
+    /// Merges `newer` over these settings, key by key.
     pub fn overlay(&mut self, newer: Self) {
         replace(&mut self.listen, newer.listen);
         replace(&mut self.tls, newer.tls);
@@ -113,7 +115,7 @@ impl SaidPlaces {
             && self.fuse_allow_other.is_none()
     }
 
-    /// Where the front ends are, of a daemon with this control socket.
+    /// Returns the places of the front ends, for a daemon with this control socket.
     pub fn of(self, control: &Path) -> Places {
         let own = Places::beside(control);
         let listen = self.listen.map(|all| all.into_iter().map(|listen| listen.value).collect());
@@ -130,36 +132,37 @@ impl SaidPlaces {
     }
 }
 
-/// The way that somebody means.
+/// Parses the name of a front end.
 fn understood(typed: &str) -> Result<Way, (Kind, String)> {
     let known = "write \"dev\", \"nbd\", \"ublk\", \"vhost-user\" or \"fuse\"";
     let unknown = || (Kind::Usage, format!("`{typed}` is not a way to export a volume: {known}"));
     Way::ALL.into_iter().find(|way| way.word() == typed).ok_or_else(unknown)
 }
 
-/// Where the front ends are.
+/// The sockets, addresses and directories of the front ends.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Places {
-    /// Where NBD is served.
+    /// The addresses where NBD is served.
     pub listen: Vec<Listen>,
-    /// How that is protected which comes by TCP.
+    /// How connections by TCP are protected.
     pub tls: Tls,
-    /// Who may come to unix sockets of NBD of which nothing else is said; the daemon's own group if `None`.
+    /// The group that may connect to NBD's unix sockets that set none; the daemon's own group if
+    /// `None`.
     pub nbd_group: Option<Group>,
     /// The directory of the sockets for virtual machines.
     pub vhost_user: PathBuf,
-    /// Who may come to those; likewise.
+    /// The group that may connect to those; likewise.
     pub vhost_user_group: Option<Group>,
-    /// Where the FUSE mount is.
+    /// The mount point of FUSE.
     pub fuse: PathBuf,
-    /// Others than the daemon's own user may look into that.
+    /// Users other than the daemon's own may access the mount.
     pub fuse_allow_other: bool,
-    /// Where volumes are files for loop devices, if block devices are made so.
+    /// The directory in which volumes are files for loop devices, if block devices use that driver.
     pub dev: PathBuf,
 }
 
 impl Places {
-    /// All beside the control socket.
+    /// Returns the default places, beside the control socket.
     #[must_use]
     pub fn beside(control: &Path) -> Self {
         Self {
@@ -174,8 +177,8 @@ impl Places {
         }
     }
 
-    /// What `--export` says, for all volumes: `nbd`, `nbd:/path/to/socket`, `nbd:127.0.0.1:10809`, `vhost-user`, `vhost-user:DIR`,
-    /// `fuse`, `fuse:DIR`, `ublk`, `dev`.
+    /// Applies `--export`, which is for all volumes: `nbd`, `nbd:/path/to/socket`,
+    /// `nbd:127.0.0.1:10809`, `vhost-user`, `vhost-user:DIR`, `fuse`, `fuse:DIR`, `ublk`, `dev`.
     ///
     /// # Errors
     /// Anything else.

@@ -1,7 +1,7 @@
-//! The configuration: files, overlaid in order, then the command line over them; checked whole, applied or refused
-//! whole.
+//! The configuration: files, merged in order, and the command line on top. It is checked as a
+//! whole, and applied or refused as a whole.
 //!
-//! Later files override earlier ones key by key, so that a file of single settings can follow a person's own.
+//! Later files override earlier ones key by key, so a file of single settings can follow another.
 #![forbid(unsafe_code)]
 
 mod conflicts;
@@ -44,63 +44,64 @@ pub use set_file::SetFile;
 pub use tls::{Certificates, Tls};
 pub use values::{Address, Group, Listen};
 
-/// Where the daemon answers unless told otherwise.
+/// Default path of the control socket.
 pub const CONTROL_DEFAULT: &str = "/run/bcached/control.sock";
 
-/// Where the configuration lies unless told otherwise.
+/// Default path of the configuration.
 pub const FILE_DEFAULT: &str = "/etc/bcached/config.toml";
 
-/// Memory unless told otherwise, and the least that leaves room for nodes and requests.
+/// Default of `memory`, and the minimum, which leaves room for nodes and requests.
 const MEMORY_DEFAULT: u64 = 256 << 20;
 const MEMORY_MIN: u64 = 128 << 20;
 
-/// How long a volume's devices are waited for before the daemon says `ready` without it.
+/// Default time to wait for a volume's devices before the daemon reports `ready` without it.
 pub const WAIT_DEFAULT: Duration = Duration::from_secs(30);
 
-/// How long a stop waits for users.
+/// Default time for which a stop waits for users.
 const STOP_TIMEOUT_DEFAULT: Duration = Duration::from_secs(20);
 
-/// As the name of a cache: none. No cache can be called so.
+/// In place of a cache's name: no cache. A cache cannot have this name.
 pub const NO_CACHE: &str = "none";
 
-/// Everything the daemon must know to serve.
+/// The complete configuration of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The control socket. Its directory also holds the NBD socket, unless told otherwise.
+    /// The control socket. Its directory also holds the NBD socket by default.
     pub control: PathBuf,
-    /// Hard cap of memory for nodes, tables of buckets and requests, in bytes.
+    /// Hard limit of the memory for nodes, bucket tables and requests, in bytes.
     pub memory_bytes: u64,
-    /// Somebody has said so. If not, tables of buckets are not counted within it.
+    /// `memory` is configured. If it is not, bucket tables do not count towards the limit.
     pub memory_is_said: bool,
-    /// How long a stop waits for users.
+    /// For how long a stop waits for users.
     pub stop_timeout: Duration,
-    /// Where the front ends are.
+    /// The sockets, addresses and directories of the front ends.
     pub places: FrontPlaces,
-    /// By which of them a volume can be had of which nothing is said.
+    /// The front ends of a volume whose section names none.
     pub ways: Ways,
-    /// Where the numbers can be had, if so: on loopback.
+    /// The loopback address where metrics are served, if configured.
     pub metrics: Option<SocketAddr>,
     /// The caches, in the order of the configuration or the command line.
     pub caches: Vec<Cache>,
     /// The volumes, likewise.
     pub volumes: Vec<Volume>,
-    /// What is said of volumes that live in a cache alone.
+    /// Settings of volumes that live in a cache only.
     pub flash: Vec<Flash>,
-    /// So many places volumes with backing devices have, those that are not to be served as well: numbers from here on are nobody's.
+    /// The first number after the places of all volumes with backing devices, including those that
+    /// are not to be served. From here on, only `numbers_asked` are in use.
     pub places_of_volumes: usize,
-    /// But for those that sections ask for, also of volumes that are not to be served.
+    /// Numbers that sections ask for, including those of volumes that are not to be served.
     pub numbers_asked: BTreeSet<usize>,
-    /// Names of caches that are configured and not to be served.
+    /// Caches that are configured but not to be served.
     pub released: Vec<Released>,
-    /// Volumes with backing devices that are configured and not to be served.
+    /// Volumes with backing devices that are configured but not to be served.
     pub not_served: Vec<NotServed>,
-    /// The main file of the configuration, which may not be there; `None`: devices were named in its place.
+    /// The main file, which may not exist; `None` if the command line names devices instead.
     pub main_file: Option<PathBuf>,
-    /// Where `bcached set` keeps what it sets; `None` without a configuration.
+    /// The file in which `bcached set` persists values; `None` without a configuration.
     pub set_file: Option<PathBuf>,
-    /// Caches that are another device than the other files say: the name, that device, and this one.
+    /// Caches whose device is not the one in the other files: the name, that device, this one.
     pub replaced: Vec<(String, String, String)>,
-    /// Volumes that it holds options of, and that are not configured any more.
+    /// Volumes not configured any more, of which the file of `bcached set` still has options.
     pub set_and_gone: Vec<String>,
 }
 
@@ -111,52 +112,52 @@ pub struct Cache {
     pub name: Option<String>,
     /// A path or `UUID=..`.
     pub device: String,
-    /// The device that it had before and that volumes may still be on, and whether they are to leave that.
+    /// The former device, which volumes may still be on, and whether they are to move away.
     pub former: Option<(String, bool)>,
-    /// It was made in place of a dead one, and not all of its volumes have come to it.
+    /// It replaces a dead cache, and not all volumes have joined it yet.
     pub is_awaited: bool,
-    /// Its options, as far as the files say them.
+    /// Its options, as set in the files.
     pub options: Configured,
 }
 
-/// A cache that is configured and not to be served.
+/// A cache that is configured but not to be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Released {
     /// Its name.
     pub name: String,
-    /// Its device, if that is said.
+    /// Its device, if configured.
     pub device: Option<String>,
-    /// The volumes that had it and are not served either, and their devices.
+    /// Its former volumes that are not served either, and their devices.
     pub backings: Vec<(String, String)>,
 }
 
-/// A volume with a backing device that is configured and not to be served.
+/// A volume with a backing device that is configured but not to be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotServed {
     /// Its name.
     pub name: String,
-    /// Its device, if that is said.
+    /// Its device, if configured.
     pub backing: Option<String>,
 }
 
-/// A volume that lives in a cache alone: the cache knows it, and this says more.
+/// Settings of a volume that lives in a cache only. The volume itself is known to the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flash {
-    /// Its name here.
+    /// Its name in the configuration.
     pub name: String,
     /// Its UUID.
     pub uuid: Uuid,
-    /// It is served.
+    /// Whether it is served.
     pub served: bool,
-    /// Nobody may write.
+    /// Clients may not write.
     pub read_only: bool,
     /// Several clients may write at once.
     pub shared: bool,
-    /// The front ends that it can be had by.
+    /// The front ends through which it is available.
     pub ways: Ways,
     /// The N of its `bcacheN`, if its section asks for one.
     pub number: Option<usize>,
-    /// How long clients wait for it that come before its cache.
+    /// How long a client waits for the volume if the cache is not available yet.
     pub wait: Duration,
 }
 
@@ -167,27 +168,27 @@ pub struct Volume {
     pub name: Option<String>,
     /// The N of its `bcacheN`.
     pub number: usize,
-    /// Its section asks for that.
+    /// Its section asks for that number.
     pub is_numbered: bool,
     /// A path or `UUID=..`.
     pub backing: String,
-    /// Name of its cache, or [`NO_CACHE`]; `None`: the only one, or the one that its superblock names.
+    /// Name of its cache, or [`NO_CACHE`]; `None`: the only one, or the one in its superblock.
     pub cache: Option<String>,
-    /// Its options, as far as the files say them.
+    /// Its options, as set in the files.
     pub options: Configured,
-    /// Nobody may write.
+    /// Clients may not write.
     pub read_only: bool,
     /// Several clients may write at once.
     pub shared: bool,
-    /// The front ends that it can be had by.
+    /// The front ends through which it is available.
     pub ways: Ways,
-    /// How long its devices are waited for at start.
+    /// For how long its devices are waited for at the start.
     pub wait: Duration,
-    /// So much of it is served at most, in bytes.
+    /// Upper limit of the size that is served, in bytes.
     pub size: Option<u64>,
 }
 
-/// What the command line of `serve` says.
+/// The command line of `serve`.
 #[derive(Clone, Debug, Default)]
 pub struct CommandLine {
     /// `--config`.
@@ -198,21 +199,21 @@ pub struct CommandLine {
     pub backings: Vec<String>,
     /// `--export`.
     pub exports: Vec<String>,
-    /// `--control`, or the variable.
+    /// `--control`, or the environment variable.
     pub control: Option<PathBuf>,
     /// `--stop-timeout`.
     pub stop_timeout: Option<String>,
 }
 
-/// A time as it is typed: `30s`, `5m`, `2h`.
+/// Parses a time: `30s`, `5m`, `2h`.
 ///
 /// # Errors
-/// It is none: the sentence says what is.
+/// It is not a time; the sentence says what would be.
 pub fn time(typed: &str) -> Result<Duration, String> {
     values::Time::try_from(typed.to_owned()).map(|time| time.0)
 }
 
-/// Nothing is wrong with it.
+/// Logs that no volume is configured. That is not an error.
 fn tell_of_no_volumes(settings: &Settings) {
     if settings.volumes.is_empty() && !settings.caches.is_empty() {
         tracing::debug!(
@@ -223,7 +224,8 @@ fn tell_of_no_volumes(settings: &Settings) {
 }
 
 impl Config {
-    /// The configuration that `line` asks for: devices it names, else files. Opens no device.
+    /// Loads the configuration that `line` asks for: the devices that it names, else the files.
+    /// Opens no device.
     ///
     /// # Errors
     /// [`Kind::Config`] with file and line, or wrong use of the command line.
@@ -231,26 +233,27 @@ impl Config {
         Self::load_with(line, None)
     }
 
-    /// The same as if the file that `bcached set` writes said `set_text` already.
+    /// Loads the configuration as if the file of `bcached set` already had the content `set_text`.
     ///
     /// # Errors
     /// As [`Config::load`].
     pub fn load_with(line: &CommandLine, set_text: Option<&str>) -> Result<Self, Failure> {
         let mut findings = Vec::new();
         let config = Self::examine(line, set_text, &mut findings)?;
-        // Of a text that is in no file nobody can ask for the rest.
+        // Further errors in a text that is in no file cannot be looked up.
         let more = if set_text.is_none() { findings.len().saturating_sub(1) } else { 0 };
         findings.into_iter().next().map_or(Ok(config), |first| Err(findings::and_more(first, more)))
     }
 
-    /// The configuration, as far as it is right, and all that is wrong with it: a start refuses the first of that.
+    /// Returns the valid part of the configuration, and all errors in it. A start is refused with
+    /// the first of them.
     ///
     /// # Errors
     /// A file cannot be read, or wrong use of the command line.
     pub fn findings(line: &CommandLine) -> Result<(Self, Vec<Failure>), Failure> {
         let mut findings = Vec::new();
         let config = Self::examine(line, None, &mut findings)?;
-        // A start looks at them once it comes to NBD.
+        // A start reads the certificates only when it sets up NBD.
         findings.extend(config.places.tls.certificates().and_then(|files| files.read().err()));
         Ok((config, findings))
     }
@@ -265,7 +268,7 @@ impl Config {
             return Err(Failure::new(Kind::Usage, "both a configuration and devices are named")
                 .next("name either --config, or --cache and --backing"));
         }
-        // Whoever is told of a file may have another working directory.
+        // The path is shown to users and programs that may have another working directory.
         let main = line.config.clone().unwrap_or_else(|| paths::of_machine(FILE_DEFAULT));
         let main = &std::path::absolute(&main).unwrap_or(main);
         let (settings, gone) = match named {
@@ -296,7 +299,7 @@ impl Config {
         Ok(config)
     }
 
-    /// What a person should know of it although it is right: the id of the event, and a sentence.
+    /// Returns warnings about a valid configuration: the id of the event, and a sentence.
     #[must_use]
     pub fn warnings(&self) -> Vec<(&'static str, String)> {
         let gone = self.set_and_gone.iter().map(|name| {
@@ -321,7 +324,7 @@ impl Config {
         gone.chain(unstable).chain(replaced).chain(key).collect()
     }
 
-    /// What only its devices can tell of, which nobody has opened yet: a sentence each.
+    /// Returns what only the devices can decide, which have not been opened yet: one sentence each.
     #[must_use]
     pub fn left_open(&self) -> Vec<String> {
         let nameless = self.volumes.iter().filter(|volume| volume.cache.is_none() && self.caches.len() > 1);
@@ -336,23 +339,23 @@ impl Config {
         nameless.map(sentence).collect()
     }
 
-    /// Memory for nodes of btrees, in bytes: half, without what each block device and disk of a virtual machine takes, of volumes that are to
-    /// be had by these ways.
+    /// Returns the memory for B-tree nodes, in bytes: half of `memory`, less what block devices and
+    /// disks of virtual machines take. `ways` are the front ends of all volumes.
     #[must_use]
     pub fn memory_of_nodes(&self, ways: impl Iterator<Item = Ways>) -> u64 {
-        // Volumes that a reload has brought may need more than is left.
+        // Volumes that a reload added may need more than is left.
         let disks: u64 = ways.map(frontends::memory_of).sum();
         (self.memory_bytes / 2).saturating_sub(disks).max(MEMORY_MIN / 2)
     }
 
-    /// The `memory` of which sets have so many bytes, beside volumes that are to be had by these ways.
+    /// Returns the `memory` that leaves `bytes` for sets, beside volumes with these front ends.
     #[must_use]
     pub fn memory_for(&self, bytes: u64, ways: impl Iterator<Item = Ways>) -> u64 {
         let disks: u64 = ways.map(frontends::memory_of).sum();
         bytes.saturating_add(disks).saturating_mul(2)
     }
 
-    /// The least that `memory` can be: what disks take comes off the half that nodes have.
+    /// Returns the minimum of `memory`. What disks take is deducted from the half that nodes have.
     fn memory_min(&self) -> u64 {
         MEMORY_MIN + 2 * self.memory_of_disks()
     }
@@ -363,7 +366,7 @@ impl Config {
         ways.map(frontends::memory_of).sum()
     }
 
-    /// Names of the volumes that are to have that cache: their sections name it, or none, and it is the only one.
+    /// Returns the volumes of the cache: they name it, or name none and it is the only one.
     pub fn volumes_of(&self, cache: &str) -> Vec<String> {
         let is_only = self.caches.iter().all(|other| other.name.as_deref() == Some(cache));
         let has_it = |volume: &&Volume| volume.cache.as_deref().map_or(is_only, |named| named == cache);
@@ -413,7 +416,7 @@ impl Config {
                 Ok(None) => config.released.push(Released { name, device, backings: Vec::new() }),
                 Err(failure) => {
                     findings.push(failure);
-                    // Who names it is not wrong.
+                    // A section that names this cache is not wrong.
                     config.released.push(Released { name, device, backings: Vec::new() });
                 }
             }
@@ -467,20 +470,20 @@ impl Config {
             wait: merged.wait.unwrap_or(WAIT_DEFAULT),
             size: merged.size,
             name: Some(name),
-            // Until all sections are known.
+            // Replaced once all sections are known.
             number: place,
             is_numbered: merged.number.is_some(),
         });
         Ok(())
     }
 
-    /// The names of volumes that are configured and not to be served.
+    /// Returns the names of volumes that are configured but not to be served.
     pub fn unserved(&self) -> impl Iterator<Item = &str> {
         let flash = self.flash.iter().filter(|flash| !flash.served).map(|flash| flash.name.as_str());
         self.not_served.iter().map(|removed| removed.name.as_str()).chain(flash)
     }
 
-    /// A volume of that name is configured and not to be served.
+    /// Returns whether a volume of that name is configured but not to be served.
     pub fn has_unserved(&self, name: &str) -> bool {
         self.unserved().any(|unserved| unserved == name)
     }
@@ -490,7 +493,7 @@ impl Config {
         let mut released = self.released.iter_mut();
         let its = released.find(|its| cache.as_ref().is_none_or(|cache| *cache == its.name));
         let backing = said.backing.map(|backing| backing.value);
-        // One that was removed for itself is not the cache's business.
+        // A volume that was removed by itself does not come back with its cache.
         if let (Some(its), Some(backing), Some(true)) = (its, &backing, said.released) {
             its.backings.push((name.clone(), backing.clone()));
         }
@@ -498,10 +501,10 @@ impl Config {
     }
 
     fn check(&self, from_command_line: bool, places: &conflicts::Places, findings: &mut Vec<Failure>) {
-        // Backing devices of the command line get a better sentence, once their superblocks have been read.
+        // Backing devices on the command line get a better error, once their superblocks are read.
         let needs_one = self.volumes.is_empty()
             || self.volumes.iter().any(|volume| volume.cache.as_deref() != Some(NO_CACHE));
-        // Nothing at all is what comes before an import, and what is wrong with a section has been said.
+        // No volumes at all: the state before an import. Errors in sections are reported already.
         let lacks_one = self.caches.is_empty() && needs_one && !self.volumes.is_empty();
         if lacks_one && !from_command_line && findings.is_empty() {
             findings.push(self.no_cache());
@@ -524,7 +527,7 @@ impl Config {
         conflicts::check_devices(self, places, from_command_line, findings);
     }
 
-    /// Volumes need a cache, and none is to be served.
+    /// The failure if volumes need a cache and none is to be served.
     fn no_cache(&self) -> Failure {
         let failure = |what: &str| Failure::new(Kind::Config, what);
         match self.released.as_slice() {
@@ -543,8 +546,9 @@ impl Config {
     }
 }
 
-/// The file, then those beside it in `config.d`, by name, and last of all the one that `bcached set` writes; with `set_text`
-/// as if that said so. Also the volumes of that which are not configured.
+/// Reads the main file, then those in `config.d` beside it, by name, and last the file of
+/// `bcached set`, or `set_text` in its place. Also returns the volumes of the last that are not
+/// configured.
 fn read_files(
     main: &Path,
     set_text: Option<&str>,
@@ -564,7 +568,7 @@ fn read_files(
     Ok((settings, gone))
 }
 
-/// Those beside it, by name, without the one that `bcached set` writes.
+/// Returns the files in `config.d`, by name, except the one that `bcached set` writes.
 fn more_files(main: &Path) -> Vec<PathBuf> {
     let set_file = set_file::path_beside(main);
     let mut more: Vec<PathBuf> = std::fs::read_dir(main.with_file_name("config.d"))
@@ -578,7 +582,7 @@ fn more_files(main: &Path) -> Vec<PathBuf> {
     more
 }
 
-/// All that are read, in order.
+/// Returns all files that are read, in order.
 fn files(main: &Path) -> Vec<PathBuf> {
     let set_file = Some(set_file::path_beside(main)).filter(|path| path.exists());
     std::iter::once(main.to_owned()).chain(more_files(main)).chain(set_file).collect()

@@ -1,4 +1,4 @@
-//! What of the settings is kept by the daemon itself: all that its own file may say.
+//! What the daemon itself persists: the possible content of its own file.
 
 use super::file::{CacheSettings, Located, NamedVolume, Settings, VolumeSettings};
 use crate::options::layers::Configured;
@@ -6,47 +6,48 @@ use crate::options::value::Value;
 use indexmap::IndexMap;
 use std::collections::BTreeMap;
 
-/// What is kept of a volume that was changed while the daemon ran.
+/// What is persisted of a volume that was changed at run time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Kept {
-    /// Its device, if it was added while the daemon ran.
+    /// Its device, if it was added at run time.
     pub backing: Option<String>,
-    /// Its UUID, if it lives in a cache alone.
+    /// Its UUID, if it lives in a cache only.
     pub flash: Option<String>,
-    /// Its cache, or none.
+    /// Its cache, or [`NO_CACHE`](super::NO_CACHE).
     pub cache: Option<String>,
-    /// Whether it is to be served, if that is said.
+    /// Whether it is to be served, if set.
     pub served: Option<bool>,
-    /// It is not because its cache was let go of.
+    /// It is not served because its cache was released.
     pub released: Option<bool>,
-    /// How much of it is to be served at most, in bytes, if that is said.
+    /// Upper limit of the size that is served, in bytes, if set.
     pub size: Option<u64>,
     /// Its options.
     pub options: KeptOptions,
 }
 
-/// The same of a cache.
+/// What is persisted of a cache.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KeptCache {
-    /// Its device, if that is another one than its section says, or it has none.
+    /// Its device, if it differs from the one in its section, or the section has none.
     pub device: Option<String>,
-    /// The device that it had before and that volumes may still be on.
+    /// The former device, on which some of the volumes may still be.
     pub former: Option<String>,
-    /// Whether they leave that, if that is said; without that, that they come from a dead one.
+    /// Whether the volumes are to move away from the former device, if set. Without a former
+    /// device, `true` means that they come from a dead one.
     pub moving: Option<bool>,
-    /// It has no section but this.
+    /// It has no other section than this one.
     pub imported: Option<bool>,
-    /// Whether it is to be served, if that is said.
+    /// Whether it is to be served, if set.
     pub served: Option<bool>,
     /// Its options.
     pub options: KeptOptions,
 }
 
-/// Options that are kept, by name.
+/// Persisted options, by name.
 pub type KeptOptions = BTreeMap<&'static str, Value>;
 
 impl Settings {
-    /// What is kept of volumes, and the options of caches, if nothing else stands here.
+    /// Returns what is persisted of volumes and caches; `None` if the settings hold anything else.
     pub fn into_kept(self) -> Option<(IndexMap<String, Kept>, IndexMap<String, KeptCache>)> {
         let is_empty = self.control.is_none()
             && self.memory.is_none()

@@ -1,4 +1,4 @@
-//! What each file says, key by key, and which file counts: for people who want to know where a value comes from.
+//! Where settings come from: the values in the files, key by key, and the file that takes effect.
 
 use super::{CommandLine, Config, FILE_DEFAULT, files};
 use bcached_control::failure::{Failure, Kind};
@@ -11,30 +11,31 @@ use toml::de::{DeTable, DeValue};
 /// The merged files.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Merged {
-    /// In the order in which they are read: the last one that says something counts.
+    /// The files in the order in which they are read. The last one that sets a key takes effect.
     pub files: Vec<PathBuf>,
-    /// By section and key.
+    /// The settings, by section and key.
     pub settings: Vec<Said>,
-    /// Volumes of the last file that no other one has: what it says of them counts for nothing.
+    /// Volumes in the file of `bcached set` that no other file configures. Their settings have no
+    /// effect.
     pub set_and_gone: Vec<String>,
 }
 
 /// One key.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Said {
-    /// As `volume.media`; empty for what stands before the first section.
+    /// The section, as `volume.media`; empty for keys before the first section.
     pub section: String,
     /// Its name.
     pub key: String,
-    /// As it is written there.
+    /// The value as written in the file.
     pub value: String,
-    /// The file that counts.
+    /// The file that takes effect.
     pub file: PathBuf,
-    /// The line in it.
+    /// The line in that file.
     pub line: usize,
 }
 
-/// What the files say that `line` asks for, if all of it is right.
+/// Returns the merged content of the files that `line` asks for, if all of it is valid.
 ///
 /// # Errors
 /// As [`Config::load`].
@@ -89,7 +90,7 @@ fn flatten(
     }
 }
 
-/// As a key is written in TOML.
+/// Formats a key as TOML.
 fn quoted(part: &str) -> String {
     let is_bare = |letter: char| letter.is_ascii_alphanumeric() || "-_".contains(letter);
     if !part.is_empty() && part.chars().all(is_bare) {
@@ -100,7 +101,7 @@ fn quoted(part: &str) -> String {
 }
 
 impl Merged {
-    /// One file that says the same, with the origins beside it.
+    /// Formats a single file with the same content, and the origins as comments.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();

@@ -1,5 +1,5 @@
-//! Reading files that may lie on a file system that does not answer: nobody waits for that longer than a moment, and a daemon goes on with
-//! what it knows.
+//! Reads files with a time limit, because their file system may not answer. The daemon then
+//! continues with the configuration that it has.
 
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::sizes::human;
@@ -10,27 +10,29 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-/// How long a read may take: less than whoever asks a daemon for something waits for its answer.
+/// Time limit of a read: shorter than the time for which a client waits for the daemon's answer.
 const LIMIT: Duration = Duration::from_secs(3);
 
-/// The largest file: some ten thousand volumes. What is larger is none of ours, and reading it would take memory and time.
+/// Size limit of a file, enough for some ten thousand volumes. A larger file is not a
+/// configuration, and reading it would take memory and time.
 const BYTES_MAX: u64 = 4 << 20;
 
-/// What most of what is read here is called.
+/// What most of the files are called in errors.
 const CONFIGURATION: &str = "the configuration";
 
-/// What can be done about a file of `bcached set` that cannot be read.
+/// What to do about an unreadable file of `bcached set`.
 pub const MEND_SET_FILE: &str = "put back what it was, or take it away: what was set is lost with it";
 
-/// What stands in the file at `path`; `next` is what somebody can do who has none that can be read.
+/// Returns the content of the file at `path`. `next` is the advice to a user whose file cannot be
+/// read.
 ///
 /// # Errors
-/// It cannot be read, or is none that a person has written.
+/// The file cannot be read, is too large, or is not a regular file.
 pub fn content(path: &Path, next: &str) -> Result<String, Failure> {
     content_of(CONFIGURATION, path, next)
 }
 
-/// The same of another file, which is `called` so.
+/// Returns the content of another file, which errors call `called`.
 ///
 /// # Errors
 /// As [`content`].
@@ -71,12 +73,12 @@ enum Small {
 }
 
 fn read_small(path: &Path, bytes_max: u64) -> io::Result<Small> {
-    // Opening a pipe may never end, and a reload would find nothing in it.
+    // Opening a pipe may block forever, and a reload would find nothing in it.
     if !std::fs::metadata(path)?.is_file() {
         return Ok(Small::NotAFile);
     }
     let mut bytes = Vec::new();
-    // Not by what it says of its size: it may grow meanwhile.
+    // Do not rely on the reported size: the file may grow meanwhile.
     File::open(path)?.take(bytes_max + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > bytes_max {
         return Ok(Small::TooLarge);
@@ -84,10 +86,11 @@ fn read_small(path: &Path, bytes_max: u64) -> io::Result<Small> {
     String::from_utf8(bytes).map(Small::Text).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
 }
 
-/// What `read` makes of `path`, if it ends. What does not has a thread until it does.
+/// Returns the result of `read` for `path`. A read that does not finish in time keeps its thread
+/// until it does.
 ///
 /// # Errors
-/// It has not ended in time, or there is no thread for it.
+/// The read has not finished in time, or no thread could be started for it.
 pub fn bounded<T: Send + 'static>(
     path: &Path,
     read: impl FnOnce(&Path) -> T + Send + 'static,
@@ -119,7 +122,8 @@ fn within<T: Send + 'static>(
 mod tests {
     use super::*;
 
-    /// One of a GiB took three of memory, and whoever asked meanwhile was told that a device is slow.
+    /// A file that is too large is not read. One of 1 GiB used to take three times that in memory,
+    /// and clients meanwhile got the answer that a device is slow.
     #[test]
     fn a_file_that_is_too_large_is_not_read_whole() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -135,7 +139,8 @@ mod tests {
         assert!(is_one_sentence, "{refused}");
     }
 
-    /// A file on a network file system that hung held a reload up, and a stop with it.
+    /// A reload does not wait for a file on a network file system that hangs, and neither does a
+    /// stop.
     #[test]
     fn a_read_that_does_not_end_is_not_waited_for() {
         let (answer, hangs) = mpsc::channel::<()>();

@@ -1,7 +1,8 @@
-//! The sections of volumes (also `[defaults]`) and caches: keys of their own, and one key for each option of the table.
+//! Parses the sections of volumes (also `[defaults]`) and caches: their own keys, and one key for
+//! each option in the option tables.
 //!
-//! By hand what serde derives elsewhere, because a derived struct cannot take its keys from a table. Its refusals read
-//! like derived ones, and list every key.
+//! The `Deserialize` implementations are written by hand, because a derived struct cannot take its
+//! keys from a table. Their errors read like derived ones, and list every key.
 
 use super::frontends::Exported;
 use super::values::{Number, Size, Time};
@@ -12,7 +13,7 @@ use std::fmt;
 use std::sync::LazyLock;
 use toml::Spanned;
 
-/// What stands in the section.
+/// The content of a volume's section.
 #[derive(Default)]
 pub struct RawVolume {
     pub backing: Option<Spanned<String>>,
@@ -26,11 +27,11 @@ pub struct RawVolume {
     pub size: Option<Size>,
     pub export: Option<Exported>,
     pub number: Option<Spanned<Number>>,
-    /// Not understood yet: whoever does that knows the line.
+    /// Options as typed. They are parsed later, by code that knows the line.
     pub options: Vec<(&'static Definition, Spanned<Typed>)>,
 }
 
-/// What stands in the section of a cache.
+/// The content of a cache's section.
 #[derive(Default)]
 pub struct RawCache {
     pub device: Option<Spanned<String>>,
@@ -38,7 +39,7 @@ pub struct RawCache {
     pub moving: Option<bool>,
     pub imported: Option<bool>,
     pub served: Option<bool>,
-    /// As of a volume.
+    /// As in [`RawVolume`].
     pub options: Vec<(&'static Definition, Spanned<Typed>)>,
 }
 
@@ -66,7 +67,7 @@ enum Key {
     Option(&'static Definition),
 }
 
-/// Keys that are no options.
+/// Keys that are not options.
 const OWN: &[&str] = &[
     "backing",
     "cache",
@@ -81,13 +82,13 @@ const OWN: &[&str] = &[
     "number",
 ];
 
-/// The same of a cache.
+/// The same for a cache.
 const OWN_OF_CACHE: &[&str] = &["device", "former", "moving", "imported", "served"];
 
-/// All keys of a volume.
+/// All keys of a volume's section.
 static KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| keys_of(Scope::Volume, OWN));
 
-/// All keys of a cache.
+/// All keys of a cache's section.
 static CACHE_KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| keys_of(Scope::Cache, OWN_OF_CACHE));
 
 fn keys_of(scope: Scope, own: &'static [&'static str]) -> Vec<&'static str> {
@@ -95,7 +96,7 @@ fn keys_of(scope: Scope, own: &'static [&'static str]) -> Vec<&'static str> {
     own.iter().copied().chain(options.map(|option| option.name)).collect()
 }
 
-/// The option of such things that the key `name` is; `keys` are all that there could be.
+/// Returns the option in `scope` with the key `name`. `keys` are all valid keys, for the error.
 fn option_of<E: Error>(
     scope: Scope,
     name: &str,

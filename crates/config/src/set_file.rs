@@ -1,6 +1,9 @@
-//! `config.d/99-set.toml`: what `bcached set`, `attach`, `detach`, `add`, `remove`, `shrink`, `replace`, `release` and `import` keep. It is made
-//! and rewritten by the daemon and holds options of volumes and caches, which cache a volume has, and which volumes and caches were added,
-//! replaced or removed, nothing else; a file of that name that a person wrote is read like any other, and never rewritten.
+//! Reads and writes `config.d/99-set.toml`, in which the daemon persists what the commands `set`,
+//! `attach`, `detach`, `add`, `remove`, `shrink`, `replace`, `release` and `import` change.
+//!
+//! The daemon creates and rewrites it. It holds options of volumes and caches, the cache of a
+//! volume, and the volumes and caches that were added, replaced or removed, and nothing else. If a
+//! person wrote a file of that name, it is read like any other and never rewritten.
 
 use super::file;
 use super::persisted::{Kept, KeptCache, KeptOptions};
@@ -13,34 +16,35 @@ use indexmap::IndexMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Its name, in `config.d` beside the configuration. Whatever other names there are, it is read last.
+/// The file's name, in `config.d` beside the configuration. It is read last, whatever other files
+/// there are.
 const NAME: &str = "99-set.toml";
 
-/// Its first line, by which it is known.
+/// The first line, by which the daemon recognises its own file.
 const FIRST_LINE: &str = "# Made by `bcached set`, which rewrites it; `bcached unset` takes lines out of it.";
 
-/// Where it lies beside the configuration `main`.
+/// Returns the path of the file beside the configuration `main`.
 pub fn path_beside(main: &Path) -> PathBuf {
     main.with_file_name("config.d").join(NAME)
 }
 
-/// The file's content.
+/// The content of the file.
 #[derive(Debug)]
 pub struct SetFile {
     path: PathBuf,
     /// By volume, in the order in which they are written.
     volumes: IndexMap<String, Kept>,
-    /// Options of caches, likewise.
+    /// By cache, likewise.
     caches: IndexMap<String, KeptCache>,
-    /// As it lies on the disk; empty if it does not.
+    /// The content on disk; empty if the file does not exist.
     before: String,
 }
 
 impl SetFile {
-    /// Reads it; a file that does not exist is an empty one.
+    /// Reads the file. A file that does not exist counts as empty.
     ///
     /// # Errors
-    /// It cannot be read, or is not ours.
+    /// The file cannot be read, or was not written by the daemon.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let is_missing = |path: &Path| path.try_exists().is_ok_and(|is_there| !is_there);
         let before = match bounded(path, is_missing)? {
@@ -67,7 +71,7 @@ impl SetFile {
         Ok(Self { path: path.to_owned(), volumes, caches, before })
     }
 
-    /// The options that it holds of the volume or cache called `name`, to be changed.
+    /// Returns the persisted options of the volume or cache `name`, to be changed.
     pub fn of(&mut self, scope: Scope, name: &str) -> &mut KeptOptions {
         match scope {
             Scope::Volume => &mut self.volumes.entry(name.to_owned()).or_default().options,
@@ -75,22 +79,23 @@ impl SetFile {
         }
     }
 
-    /// All that it says of the volume called `name`, to be changed.
+    /// Returns everything persisted of the volume `name`, to be changed.
     pub fn kept_of(&mut self, name: &str) -> &mut Kept {
         self.volumes.entry(name.to_owned()).or_default()
     }
 
-    /// All that it says of the cache called `name`, to be changed.
+    /// Returns everything persisted of the cache `name`, to be changed.
     pub fn kept_of_cache(&mut self, name: &str) -> &mut KeptCache {
         self.caches.entry(name.to_owned()).or_default()
     }
 
-    /// Which cache it says that the volume called `name` has, to be changed.
+    /// Returns the persisted cache of the volume `name`, to be changed.
     pub fn cache_of(&mut self, name: &str) -> &mut Option<String> {
         &mut self.volumes.entry(name.to_owned()).or_default().cache
     }
 
-    /// A volume of that name is added. It comes last, unless it has its place already.
+    /// Prepares an entry for a new volume: it moves to the end unless the volume has a device
+    /// already.
     pub fn add(&mut self, name: &str) {
         let is_there = |kept: &Kept| kept.backing.is_some();
         if !self.volumes.get(name).is_some_and(is_there)
@@ -100,13 +105,14 @@ impl SetFile {
         }
     }
 
-    /// The volumes that it alone knows, and that are not to be served, with their devices.
+    /// Returns the volumes, with their devices, that only this file configures and that are not to
+    /// be served.
     pub fn removed_with_device(&self) -> Vec<(String, String)> {
         let removed = self.volumes.iter().filter(|(_, kept)| kept.served == Some(false));
         removed.filter_map(|(name, kept)| Some((name.clone(), kept.backing.clone()?))).collect()
     }
 
-    /// What the file is to say.
+    /// Returns the new content of the file.
     pub fn text(&self) -> String {
         let caches = self.caches.iter().filter(|(_, kept)| **kept != KeptCache::default());
         let caches = caches.map(|(name, kept)| section("cache", name, of_cache(kept)));
@@ -119,15 +125,15 @@ impl SetFile {
         format!("{FIRST_LINE}\nversion = 1\n{sections}")
     }
 
-    /// Whether it is to say anything else than it says.
+    /// Returns whether the new content differs from the one on disk.
     pub fn is_changed(&self) -> bool {
         self.text() != self.before
     }
 
-    /// Sees, as far as one can without writing, that it can be written.
+    /// Checks that the file can be written, as far as that is possible without writing.
     ///
     /// # Errors
-    /// It cannot.
+    /// It cannot be written.
     pub fn check_writable(&self) -> Result<(), Failure> {
         let place = atomic_file::place(&self.path).map_err(|error| cannot(&self.path, "write", &error))?;
         let folder = place.parent().unwrap_or(Path::new("."));
@@ -136,7 +142,8 @@ impl SetFile {
         may.map_err(|error| cannot(&self.path, "write", &error.into()))
     }
 
-    /// Sees whether there is room for it, by writing it under another name, which is removed again.
+    /// Checks that there is room for the file, by writing it under another name and removing that
+    /// again.
     ///
     /// # Errors
     /// It cannot be written.
@@ -146,10 +153,11 @@ impl SetFile {
             .map_err(|error| cannot(&self.path, "write", &error))
     }
 
-    /// Writes it, if it is to say anything else than it says: after a power cut it is the old one or the new one.
+    /// Writes the file if its content has changed. After a power cut it has the old content or the
+    /// new content.
     ///
     /// # Errors
-    /// It cannot be written, and is what it was.
+    /// It cannot be written, and is unchanged.
     pub fn write(&self) -> Result<(), Failure> {
         if !self.is_changed() {
             return Ok(());
@@ -160,7 +168,7 @@ impl SetFile {
     }
 }
 
-/// As it stands in the file, which keeps the order of sections.
+/// Formats a section as it appears in the file. The order of sections is kept.
 fn section(kind: &str, name: &str, says: toml::Table) -> String {
     let table = |key: &str, value| toml::Table::from_iter([(key.to_owned(), toml::Value::Table(value))]);
     format!("\n{}", table(kind, table(name, says)))

@@ -15,14 +15,14 @@ fn load(text: &str, more: &[(&str, &str)]) -> Result<Config, Failure> {
     Config::load(&CommandLine { config: Some(path), ..CommandLine::default() })
 }
 
-/// What the files say of an option, and where.
+/// Returns the value of an option in the files, with its file and line.
 fn said(volume: &Volume, option: &str) -> String {
     let setting = &volume.options[option];
     let file = setting.origin.file().file_name().expect("a file").to_string_lossy();
     format!("{} {file}:{}", setting.value, setting.origin.line())
 }
 
-/// The refusal of `text`, without the folder's name.
+/// Returns the failure for `text`, without the folder's name.
 fn refused(text: &str) -> (Kind, String) {
     let failure = load(text, &[]).expect_err(text);
     let sentence = failure.to_string();
@@ -91,7 +91,7 @@ fn later_files_override_key_by_key() {
     assert_eq!(config.volumes.len(), 3);
 }
 
-/// Whatever they are called.
+/// Sections keep the order in which they appear, whatever their names.
 #[test]
 fn sections_have_the_places_at_which_they_stand() {
     let text = "version = 1\nvolume.zzz.backing = \"/dev/z\"\n[cache.y]\ndevice = \"/dev/y\"\n[cache.b]\ndevice = \"/dev/b\"\n\
@@ -204,7 +204,7 @@ fn what_comes_by_tcp_is_protected_as_is_said() {
     assert_eq!(tls("tls = \"off\"\n"), Ok(Tls::Off));
     assert_eq!(tls("tls = \"/etc/x\"\n"), Ok(with(true)), "nobody is let in by default");
     assert_eq!(tls("tls = \"/etc/x\"\ntls_verify_peer = false\n"), Ok(with(false)));
-    // Whichever file says it.
+    // Any file can set it.
     let more = [("more.toml", "version = 1\n[nbd]\ntls = \"/etc/x\"\n")];
     assert_eq!(load(&text(""), &more).map(|config| config.places.tls), Ok(with(true)));
     for (lines, sentence) in [
@@ -366,7 +366,7 @@ fn every_option_is_a_key() {
     assert_eq!(known_keys("[cache.a]"), [own.to_vec(), all.collect()].concat());
 }
 
-/// Nobody would see that a value of a file was taken otherwise than it was written.
+/// A wrong value is refused, because no user would see an adjustment made in a file.
 #[test]
 fn an_option_that_is_wrong_in_a_file_is_refused() {
     for (line, sentence) in [
@@ -392,7 +392,7 @@ fn an_option_that_is_wrong_in_a_file_is_refused() {
     }
 }
 
-/// The cache knows it; the section says more of it.
+/// The cache knows the volume; its section adds settings.
 #[test]
 fn a_section_can_say_more_of_a_volume_in_the_cache_alone() {
     const UUID: &str = "6f0c1a52-2a53-4ae5-9a6f-9f6f5d6b2f10";
@@ -413,7 +413,8 @@ fn a_section_can_say_more_of_a_volume_in_the_cache_alone() {
     let of_set = format!("version = 1\n[volume.swap]\nflash = \"UUID={UUID}\"\nserved = false\n");
     let config = load(CACHE, &[("99-set.toml", &of_set)]).expect("a good file");
     assert_eq!((config.flash.len(), config.flash[0].served), (1, false));
-    // What is for all volumes is for those that it means something to, and what was set of a former one of that name stops no start.
+    // `[defaults]` apply where they make sense, and options of a former volume of that name do not
+    // prevent a start.
     let for_all = format!(
         "{CACHE}[defaults]\nwait = \"3s\"\ncache_mode = \"none\"\n[volume.swap]\nflash = \"UUID={UUID}\"\n"
     );
@@ -438,7 +439,7 @@ fn a_section_can_say_more_of_a_volume_in_the_cache_alone() {
     assert_eq!((kind, found.contains("either `backing` or `flash`")), (Kind::Config, true), "{found}");
 }
 
-/// A limit that no cache can keep was ignored, and all of the volume served.
+/// A size that no cache can honour is refused, and not ignored.
 #[test]
 fn a_size_is_whole_sectors() {
     for size in ["0", "5000", "8388609"] {
@@ -450,7 +451,7 @@ fn a_size_is_whole_sectors() {
     }
 }
 
-/// Whatever other files are called, and although its volume may be configured no more.
+/// Persisted options take precedence whatever other files are called, and configure no volume.
 #[test]
 fn what_was_set_is_read_last_and_never_brings_a_volume() {
     let of_set = "version = 1\n[volume.media]\ncache_mode = \"none\"\n[volume.gone]\ncache_mode = \"none\"\n";
@@ -508,7 +509,7 @@ fn the_file_of_set_is_made_and_rewritten_and_a_persons_is_not() {
     }
 }
 
-/// The guide's example is "every key that exists": it must be understood as it says, and no key may be missing in it.
+/// The guide's example claims to show every key: it must be valid, and no key may be missing.
 #[test]
 fn the_guide_shows_every_key() {
     const GUIDE: &str = include_str!("../../../docs/guide.md");
@@ -534,7 +535,7 @@ fn the_guide_shows_every_key() {
 
     let is_none_of = |key: &str| [Scope::Volume, Scope::Cache].iter().all(|scope| scope.find(key).is_none());
     for section in ["[daemon]", "[nbd]", "[cache.a]", "[volume.v]"] {
-        // Options have a table of their own in the guide, which the table in the code is compared with.
+        // Options have their own table in the guide, which another test compares with the code.
         let own = known_keys(section).into_iter().filter(|key| is_none_of(key));
         for key in own {
             let is_shown = example.lines().any(|line| line.starts_with(&format!("{key} =")));
@@ -543,14 +544,15 @@ fn the_guide_shows_every_key() {
     }
 }
 
-/// The keys that a section can hold, as the parser's own refusal lists them.
+/// Returns the keys that a section can have, from the parser's own error.
 fn known_keys(section: &str) -> Vec<String> {
     let message = file::message(&format!("version = 1\n{section}\nno_such_key = 1\n"));
     let (_, known) = unknown_key::unknown_key(&message).expect("it lists what it knows");
     known.into_iter().map(str::to_owned).collect()
 }
 
-/// Whoever read a pipe, or a file that never ends, was never heard of again: no command, and no signal, reached the daemon any more.
+/// A pipe, or a file that never ends, is refused. Reading one used to block the daemon for all
+/// commands and signals.
 #[test]
 fn a_configuration_is_a_regular_file() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -560,7 +562,7 @@ fn a_configuration_is_a_regular_file() {
     assert!(refused.contains("config.toml") && refused.contains("it is not a regular file"), "{refused}");
 }
 
-/// The findings of `text`, as lines and what is wrong there.
+/// Returns the findings of `text`, as lines and errors.
 fn findings(text: &str) -> Vec<String> {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("config.toml");
@@ -571,7 +573,7 @@ fn findings(text: &str) -> Vec<String> {
     findings.iter().filter_map(place).collect()
 }
 
-/// The text behind such a line moved, and some of it was said to stand a line further up.
+/// A refused line with multi-byte characters does not change the line numbers after it.
 #[test]
 fn a_refused_line_of_many_bytes_a_letter_moves_no_other() {
     let found = findings(
@@ -581,7 +583,7 @@ fn a_refused_line_of_many_bytes_a_letter_moves_no_other() {
     assert_eq!(lines, ["4", "5", "8"], "{found:?}");
 }
 
-/// A section whose device was refused was said to name none.
+/// A section whose device was refused is not reported to have none.
 #[test]
 fn a_refused_device_is_not_said_to_be_missing_too() {
     let found =

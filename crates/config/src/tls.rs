@@ -1,7 +1,9 @@
-//! TLS of NBD over TCP: `tls` and `tls_verify_peer` of `[nbd]`, and the certificates that they lead to.
+//! TLS for NBD over TCP: `tls` and `tls_verify_peer` of `[nbd]`, and the certificates that they
+//! refer to.
 //!
-//! The files have the names that nbdkit, libnbd and qemu know, in one directory: `server-cert.pem`, `server-key.pem`, and `ca-cert.pem` of whoever
-//! signs the certificates of clients.
+//! The files are in one directory and have the names that nbdkit, libnbd and qemu use:
+//! `server-cert.pem`, `server-key.pem`, and `ca-cert.pem` of the authority that signs the
+//! certificates of clients.
 
 use super::Config;
 use super::conflicts::Places as Where;
@@ -13,32 +15,32 @@ use serde::Deserialize;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// How NBD over TCP is protected.
+/// Protection of NBD over TCP.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Tls {
-    /// By being for this machine only.
+    /// Not configured: only loopback addresses are allowed.
     #[default]
     Unsaid,
-    /// Not at all, as somebody has written.
+    /// Switched off explicitly.
     Off,
-    /// By TLS.
+    /// TLS.
     With(Certificates),
 }
 
-/// Where the certificates are.
+/// Location and use of the certificates.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Certificates {
     /// Their directory.
     pub directory: PathBuf,
-    /// Clients must show one, too.
+    /// Clients must present a certificate, too.
     pub verify_peer: bool,
 }
 
-/// What `tls` says.
+/// The value of `tls`.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(try_from = "String")]
 pub enum SaidTls {
-    /// There is none.
+    /// No TLS.
     Off,
     /// The directory of the certificates.
     Directory(PathBuf),
@@ -59,7 +61,8 @@ impl TryFrom<String> for SaidTls {
 }
 
 impl Tls {
-    /// Of what is said. Clients show certificates unless somebody lets everybody in: encryption alone keeps nobody out.
+    /// Creates it from the settings. Clients must present certificates unless that is switched off,
+    /// because encryption alone excludes no client.
     pub(super) fn of(said: Option<SaidTls>, verify_peer: Option<bool>) -> Self {
         match said {
             None => Self::Unsaid,
@@ -70,7 +73,7 @@ impl Tls {
         }
     }
 
-    /// Where the certificates are, if there are any.
+    /// Returns the certificates, if TLS is used.
     #[must_use]
     pub const fn certificates(&self) -> Option<&Certificates> {
         match self {
@@ -81,14 +84,14 @@ impl Tls {
 }
 
 impl Certificates {
-    /// What the files hold now.
+    /// Reads the files.
     ///
     /// # Errors
-    /// One cannot be read, or does not go with the others; no volume is served by that.
+    /// A file cannot be read, or does not match the others. NBD is not served then.
     pub fn read(&self) -> Result<nbd::Tls, Failure> {
         let read = |part: Part| {
             content_of(called(part), &self.path(part), wanted(part)).map_err(|failure| match failure.kind {
-                // It is there.
+                // The file exists.
                 Kind::Permission => {
                     failure.next("have it read by the daemon's user, as by chgrp and chmod g+r")
                 }
@@ -104,11 +107,12 @@ impl Certificates {
         })
     }
 
-    /// Who has the key is taken for this server: the sentence, if everybody on this machine may read it.
+    /// Returns a warning if every user of this machine can read the key. With the key a process can
+    /// pose as this server.
     pub(super) fn warning(&self) -> Option<String> {
         let key = self.path(Part::Key);
         let mode = |path: &Path| path.metadata().map_or(0, |file| file.permissions().mode());
-        // One on a file system that does not answer is told of by who reads it.
+        // If the file system does not answer, the code that reads the key reports it.
         let is_open = bounded(&key, mode).is_ok_and(|mode| mode & 0o004 != 0);
         let key = key.display();
         is_open.then(|| format!("{key} may be read by everybody on this machine: chmod o= {key}"))
@@ -123,7 +127,7 @@ impl Certificates {
     }
 }
 
-/// What it is.
+/// Returns a description of the file, for a sentence.
 const fn called(part: Part) -> &'static str {
     match part {
         Part::Certificate => "the server's certificate",
@@ -132,7 +136,7 @@ const fn called(part: Part) -> &'static str {
     }
 }
 
-/// What belongs there.
+/// Returns what the file should contain.
 const fn wanted(part: Part) -> &'static str {
     match part {
         Part::Certificate => {
@@ -145,7 +149,7 @@ const fn wanted(part: Part) -> &'static str {
     }
 }
 
-/// What TLS allows, and what it means something to.
+/// Checks that addresses without TLS are on loopback, and that no setting needs TLS that is off.
 pub(super) fn check(config: &Config, places: &Where, findings: &mut Vec<Failure>) {
     let tls = &config.places.tls;
     if places.has("tls_verify_peer") && tls.certificates().is_none() {

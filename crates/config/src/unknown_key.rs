@@ -1,20 +1,20 @@
-//! Keys that nobody knows: which one may be meant, and not all that there are.
+//! Errors for unknown keys: they suggest the key that may be meant, instead of listing all keys.
 
 use super::file::Origin;
 use crate::options::nearest;
 use bcached_control::failure::Failure;
 
-/// So many keys are few enough to be named all.
+/// If there are at most this many keys, all of them are listed.
 const FEW: usize = 5;
 
-/// The unknown key that a parser tells of, and those that it knows there.
+/// Extracts the unknown key from the parser's message, and the keys that are valid there.
 pub fn unknown_key(message: &str) -> Option<(&str, Vec<&str>)> {
     let rest = message.strip_prefix("unknown field ")?;
     let mut quoted = rest.split('`').skip(1).step_by(2);
     Some((quoted.next()?, quoted.collect()))
 }
 
-/// The refusal of such a key.
+/// Creates the failure for an unknown key.
 pub fn refused(origin: &Origin, key: &str, known: &[&str]) -> Failure {
     let failure = origin.failure(&format!("unknown key `{key}`"));
     let near: Vec<_> = nearest(known.iter().copied(), key).into_iter().take(2).collect();

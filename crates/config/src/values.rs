@@ -1,5 +1,5 @@
-//! The values of settings: sizes, times, places to listen on. Each is understood where it is parsed, so that
-//! an error has its line.
+//! Values of settings: sizes, times, addresses to listen on. Each is checked where it is parsed, so
+//! that an error has its line.
 
 use bcached_control::sizes::{self, Bare};
 use serde::de::value::MapAccessDeserializer;
@@ -46,7 +46,8 @@ impl TryFrom<String> for Time {
     }
 }
 
-/// How many numbers there are, as in the kernel: its device numbers hold so many devices of 128 partitions.
+/// Number of volume numbers, as in the kernel: its device numbers have room for this many devices
+/// of 128 partitions.
 const NUMBERS: usize = 8192;
 
 /// The N of a volume's `bcacheN`.
@@ -65,7 +66,7 @@ impl TryFrom<i64> for Number {
     }
 }
 
-/// A path that leads to one place, whichever working directory the daemon has.
+/// A path that does not depend on the daemon's working directory.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Deserialize)]
 #[serde(try_from = "String")]
 pub struct Absolute(pub PathBuf);
@@ -83,13 +84,13 @@ impl TryFrom<String> for Absolute {
     }
 }
 
-/// A group of this machine, which may connect to a socket: `"kvm"`, `"992"`.
+/// A group of this machine whose members may connect to a socket: `"kvm"`, `"992"`.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Deserialize)]
 #[serde(try_from = "String")]
 pub struct Group {
-    /// As somebody calls it.
+    /// The name or number as typed.
     typed: String,
-    /// Its number.
+    /// Its numeric id.
     pub id: u32,
 }
 
@@ -102,7 +103,7 @@ impl TryFrom<String> for Group {
                 "`{typed}` is no group of this machine: name one that is, as `getent group` lists them, or its number"
             )
         };
-        // The last number is what the system takes for *none*.
+        // The system takes the largest id to mean *none*.
         let by_number = typed.parse().ok().filter(|id| *id != u32::MAX);
         let id = match by_number {
             Some(id) => id,
@@ -124,24 +125,25 @@ impl fmt::Display for Group {
     }
 }
 
-/// A place where NBD is served: `"/run/bcached/nbd.sock"`, or `{ at = "/run/bcached/look.sock", read_only = true, group = "media" }`.
+/// An address where NBD is served: `"/run/bcached/nbd.sock"`, or
+/// `{ at = "/run/bcached/look.sock", read_only = true, group = "media" }`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Listen {
-    /// Where.
+    /// The address.
     pub at: Address,
-    /// Whoever comes there may only look.
+    /// Clients that connect here may only read.
     pub read_only: bool,
-    /// Who may come, of a unix socket, if that is said of this one.
+    /// The group that may connect, for a unix socket that sets its own.
     pub group: Option<Group>,
 }
 
-/// Where NBD is served.
+/// An address where NBD is served.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Deserialize)]
 #[serde(try_from = "String")]
 pub enum Address {
     /// A unix socket.
     Unix(PathBuf),
-    /// TCP. What else than loopback may be depends on TLS.
+    /// TCP. Whether other than loopback addresses are allowed depends on TLS.
     Tcp(SocketAddr),
 }
 
@@ -247,7 +249,8 @@ impl TryFrom<String> for Loopback {
 }
 
 impl Address {
-    /// Who types it on a command line knows where that stands; a file is read from wherever the daemon was started.
+    /// Parses an address in a file, where the path of a socket must be absolute, because the daemon
+    /// may be started anywhere. On a command line a relative path has a clear meaning.
     fn of_a_file(typed: String) -> Result<Self, String> {
         let address = Self::try_from(typed.clone())?;
         match address.unix_path() {
@@ -256,7 +259,7 @@ impl Address {
         }
     }
 
-    /// The address as it is configured.
+    /// Returns the path of a unix socket, as it is configured.
     #[must_use]
     pub fn unix_path(&self) -> Option<&Path> {
         match self {

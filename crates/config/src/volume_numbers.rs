@@ -1,7 +1,8 @@
-//! The N of each volume's `bcacheN`, from the files alone: never from the order of arrival.
+//! Assigns the N of each volume's `bcacheN`, from the files alone, never from the order of arrival.
 //!
-//! A volume has the number that its section asks for (`number = N`), else the place of its section. Who asks for another one's place changes
-//! places with that one, and nobody else moves:
+//! A volume has the number that its section asks for (`number = N`), else its place: the position
+//! of its section. A volume that asks for another one's place swaps with it, and no other volume
+//! moves:
 //!
 //! ```text
 //! place   0      1      2              0      1      2      3
@@ -9,26 +10,27 @@
 //! number  2      1      0              2      0      1      3
 //! ```
 //!
-//! Volumes that live in a cache alone have no place to give: whose place they ask for goes behind all places. A section that comes later changes
-//! nothing, unless it asks for what is another's, or its place is where such a one has gone.
+//! Volumes that live in a cache only have no place to give in exchange: a volume whose place they
+//! ask for is moved after all places. Adding a section at the end changes no other number, unless
+//! it asks for one in use, or its place is the number of a volume that was moved.
 
 use super::file::{NamedVolume, Settings};
 use bcached_control::failure::Failure;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Who is called how.
+/// The numbers of all volumes.
 #[derive(Default)]
 pub struct Numbers {
-    /// Of volumes with backing devices, by place.
+    /// The numbers of volumes with backing devices, by place.
     of_places: Vec<usize>,
-    /// That sections ask for, also those of volumes that are not served.
+    /// The numbers that sections ask for, including those of volumes that are not served.
     pub asked: BTreeSet<usize>,
-    /// From here on nobody has one but who asks for it.
+    /// From this number on, only those in `asked` are in use.
     pub behind: usize,
 }
 
 impl Numbers {
-    /// Of all sections; what cannot be is added to `findings`.
+    /// Assigns the numbers for all sections. Errors are added to `findings`.
     pub fn of(settings: &Settings, findings: &mut Vec<Failure>) -> Self {
         if let Some(number) = &settings.defaults.number {
             let failure = number.origin.failure("`number` means nothing in [defaults]");
@@ -44,7 +46,8 @@ impl Numbers {
         Self::of_places(&places, all)
     }
 
-    /// Of these places, by what stands there, if those numbers are asked for, there and elsewhere.
+    /// Assigns the numbers. `places` has the number that the volume at each place asks for; `asked`
+    /// are all numbers that any volume asks for.
     fn of_places(places: &[Option<usize>], asked: BTreeSet<usize>) -> Self {
         let mut askers = BTreeMap::new();
         for (place, number) in places.iter().enumerate() {
@@ -55,7 +58,8 @@ impl Numbers {
         let mut numbers = Self { of_places: Vec::new(), asked, behind: places.len() };
         for (place, number) in places.iter().enumerate() {
             let number = number.unwrap_or_else(|| {
-                // No two ask for one, and who stands here asks for none: it never comes back here.
+                // No two volumes ask for the same number, and this one asks for none, so the chain
+                // never returns to this place.
                 let left = std::iter::successors(Some(place), |at| askers.get(at).copied()).last();
                 let left = left.filter(|left| !numbers.asked.contains(left));
                 left.unwrap_or_else(|| numbers.next_behind())
@@ -65,7 +69,7 @@ impl Numbers {
         numbers
     }
 
-    /// One that nobody has or asks for.
+    /// Returns a number after all places that no volume has or asks for.
     fn next_behind(&mut self) -> usize {
         let free = (self.behind..).find(|number| !self.asked.contains(number));
         let free = free.expect("so many are not asked for");
@@ -73,13 +77,13 @@ impl Numbers {
         free
     }
 
-    /// Of the volume at that place.
+    /// Returns the number of the volume at that place.
     pub fn at(&self, place: usize) -> usize {
         self.of_places.get(place).copied().unwrap_or(place)
     }
 }
 
-/// Each that another section asks for as well, where it stands the second time.
+/// Reports each number that a second section asks for, at the location of the second.
 fn asked_twice(settings: &Settings) -> Vec<Failure> {
     let mut first = BTreeMap::new();
     let mut twice = Vec::new();
@@ -101,7 +105,8 @@ fn asked_twice(settings: &Settings) -> Vec<Failure> {
 mod tests {
     use super::*;
 
-    /// By place, and from where on they are free, if volumes in caches alone ask for those `elsewhere`.
+    /// Returns the numbers by place, and the first free one, if volumes that live in caches only
+    /// ask for those in `elsewhere`.
     fn numbers(places: &[Option<usize>], elsewhere: &[usize]) -> (Vec<usize>, usize) {
         let asked = places.iter().flatten().chain(elsewhere).copied().collect();
         let numbers = Numbers::of_places(places, asked);
@@ -115,7 +120,7 @@ mod tests {
         assert_eq!(numbers(&[None, Some(7), None], &[]), (vec![0, 7, 2], 3), "nobody moves");
         assert_eq!(numbers(&[None, Some(0), Some(1), None], &[]), (vec![2, 0, 1, 3], 4), "in a ring");
         assert_eq!(numbers(&[Some(1), Some(0), Some(2)], &[]), (vec![1, 0, 2], 3));
-        // What comes later moves nobody, unless it asks for that.
+        // A section added later moves no other volume, unless it asks for that.
         assert_eq!(numbers(&[None, None, Some(0), None], &[]), (vec![2, 1, 0, 3], 4));
     }
 

@@ -1,5 +1,5 @@
-//! Writing a small file whole: whoever reads it, after a power cut too, finds the old one or the new one. The one piece of code by which files
-//! are replaced.
+//! Replaces a small file atomically: a reader finds either the old content or the new content, also
+//! after a power cut. All code that replaces files uses this module.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata};
@@ -7,16 +7,19 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
-/// So many links, one to another, as the kernel follows.
+/// Longest chain of symbolic links that is followed, the kernel's own limit.
 const LINKS_MAX: usize = 40;
 
-/// Makes `path` say `text`, durably. If `path` is a link, the file that it leads to is replaced, and the link stays. The new file has the mode of
-/// the old one and, as far as the system lets us, its owner and group. The unfinished file lies beside it, and its name ends in `.new`, which
-/// nobody reads.
+/// Replaces the content of the file `path` with `text`, durably.
+///
+/// If `path` is a symbolic link, its target is replaced and the link stays. The new file gets the
+/// mode of the old one and, as far as the system permits, its owner and group. The unfinished file
+/// lies in the same folder; its name ends in `.new`, and no program reads it.
 ///
 /// # Errors
-/// The system's, or there is something that is not a regular file; then `path` is what it was. That the folder could not be made durable is only
-/// told: `path` says `text` by then.
+/// The system's errors, and an error if `path` leads to something that is not a regular file. In
+/// both cases `path` is unchanged. If only the folder cannot be synced, a warning is logged and the
+/// call succeeds: `path` has the new content by then.
 pub fn write(path: &Path, text: &str) -> io::Result<()> {
     let place = place(path)?;
     let unfinished = unfinished(&place)?;
@@ -35,10 +38,11 @@ pub fn write(path: &Path, text: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Sees whether [`write()`] would have room for `text`.
+/// Checks that [`write()`] would have room for `text`, by writing the unfinished file and removing
+/// it.
 ///
 /// # Errors
-/// The system's.
+/// The system's errors.
 pub fn rehearse(path: &Path, text: &str) -> io::Result<()> {
     let place = place(path)?;
     let unfinished = unfinished(&place)?;
@@ -47,10 +51,11 @@ pub fn rehearse(path: &Path, text: &str) -> io::Result<()> {
     written.and(removed)
 }
 
-/// The file that is to be replaced: what the link `path` leads to, whether that is there or not, or `path` itself.
+/// Returns the file that is replaced: the target of the symbolic link `path`, whether it exists or
+/// not, or `path` itself.
 ///
 /// # Errors
-/// The system's, or too many links.
+/// The system's errors, too many symbolic links, or something that is not a regular file.
 pub fn place(path: &Path) -> io::Result<PathBuf> {
     let mut place = path.to_owned();
     for _ in 0..LINKS_MAX {
@@ -68,14 +73,15 @@ pub fn place(path: &Path) -> io::Result<PathBuf> {
     Err(rustix::io::Errno::LOOP.into())
 }
 
-/// Several processes may write one file at once: each has its own.
+/// Returns the name of the unfinished file. It contains the process id, because several processes
+/// may write the same file at once.
 fn unfinished(place: &Path) -> io::Result<PathBuf> {
     let mut name: OsString = place.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
     name.push(format!(".{}.new", std::process::id()));
     Ok(place.with_file_name(name))
 }
 
-/// Writes `text` to the file `unfinished`, which is to take the place of `place`.
+/// Writes `text` to the file `unfinished`, which is to replace `place`.
 fn fill(unfinished: &Path, place: &Path, text: &str) -> io::Result<()> {
     let old = match fs::metadata(place) {
         Ok(old) => Some(old),
@@ -85,7 +91,7 @@ fn fill(unfinished: &Path, place: &Path, text: &str) -> io::Result<()> {
     let mut options = File::options();
     options.write(true).create(true).truncate(true);
     if old.is_some() {
-        // Until it has the old one's mode.
+        // Restrictive until the file gets the old one's mode.
         options.mode(0o600);
     }
     let mut file = options.open(unfinished)?;
@@ -99,16 +105,16 @@ fn fill(unfinished: &Path, place: &Path, text: &str) -> io::Result<()> {
 fn resemble(file: &File, old: &Metadata) -> io::Result<()> {
     let new = file.metadata()?;
     if (new.uid(), new.gid()) != (old.uid(), old.gid()) {
-        // An ordinary user cannot give files away; it is the text that matters.
+        // An unprivileged user cannot give files away. The content matters more than the owner.
         let _or_ours = fchown(file, Some(old.uid()), Some(old.gid()));
     }
     file.set_permissions(old.permissions())
 }
 
-/// Makes the folder `path` durably, unless it is there.
+/// Creates the folder `path` durably, unless it exists.
 ///
 /// # Errors
-/// The system's.
+/// The system's errors.
 pub fn make_folder(path: &Path) -> io::Result<()> {
     match fs::create_dir(path) {
         Ok(()) => sync_folder(path),
@@ -117,10 +123,10 @@ pub fn make_folder(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes the folder `path`, and those that it lies in, durably.
+/// Creates the folder `path` and its missing parents, durably.
 ///
 /// # Errors
-/// The system's.
+/// The system's errors.
 pub fn make_folders(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
@@ -129,7 +135,7 @@ pub fn make_folders(path: &Path) -> io::Result<()> {
     make_folder(path)
 }
 
-/// A name in a folder is durable once that is.
+/// Syncs the folder that contains `path`. A directory entry is durable only after that.
 fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(folder_of(path))?.sync_all()
 }

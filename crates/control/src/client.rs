@@ -1,6 +1,7 @@
-//! The asking side: one request, one answer, a limit on both time and size.
+//! The client of the control API: one request, one answer, with limits on both time and size.
 //!
-//! HTTP/1.0 on purpose: the answer ends with the connection, so that nothing but its head needs parsing.
+//! It uses HTTP/1.0 on purpose: the answer ends with the connection, so only the head needs
+//! parsing.
 
 use super::{REQUEST_BYTES_MAX, too_long};
 use crate::connect::{connect_now, monitor_beside};
@@ -16,28 +17,32 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A daemon answers in well under this, unless its machine is in trouble. From the first step to the last.
+/// Time limit of a request, from connecting to the last byte. A daemon answers much faster unless
+/// its machine is in trouble.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 
-/// Between two looks at a backlog that is full.
+/// Pause between attempts to connect while the listener's backlog is full.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Before asking again a daemon that says that it is busy.
+/// Pause before a request is repeated after the answer that the daemon is busy.
 const BUSY_PAUSE: Duration = Duration::from_millis(500);
 
-/// Far more than the status of hundreds of volumes.
+/// Longest answer. The status of hundreds of volumes is much shorter.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
-/// The body of `GET path` from the daemon that listens on `socket`.
+/// Sends `GET path` to the daemon that listens on `socket`, and returns the body of the answer.
 ///
 /// # Errors
-/// [`Kind::NoDaemon`] if nobody listens there, [`Kind::TimeLimit`] if somebody does and does not answer,
-/// [`Kind::Busy`] if too many others ask all the time, [`Kind::Permission`], or what the daemon says is wrong.
+/// - [`Kind::NoDaemon`] if no process listens on the socket.
+/// - [`Kind::TimeLimit`] if a process listens and does not answer.
+/// - [`Kind::Busy`] if too many other requests are in progress for the whole time.
+/// - [`Kind::Permission`] if the caller may not connect.
+/// - The failure that the daemon reports.
 pub fn get(socket: &Path, path: &str) -> Result<String, Failure> {
     get_until(socket, path, None)
 }
 
-/// The same; nobody waits for it longer than `until`.
+/// The same, with an end of the wait: the answer must arrive before `until`.
 ///
 /// # Errors
 /// As [`get`].
@@ -45,8 +50,8 @@ pub fn get_until(socket: &Path, path: &str, until: Option<Instant>) -> Result<St
     ask(socket, &Request { method: "GET", path, body: "", until })
 }
 
-/// The same of `PATCH path` with a JSON `body`. After [`Kind::TimeLimit`] it is still done if the daemon had
-/// begun by then.
+/// Sends `PATCH path` with a JSON `body`. After [`Kind::TimeLimit`] the change still takes effect
+/// if the daemon had begun it by then.
 ///
 /// # Errors
 /// As [`get`].
@@ -54,10 +59,10 @@ pub fn patch(socket: &Path, path: &str, body: &str) -> Result<String, Failure> {
     ask(socket, &Request { method: "PATCH", path, body, until: None })
 }
 
-/// The value that an answer is the body of.
+/// Parses the body of an answer.
 ///
 /// # Errors
-/// The daemon says it otherwise than this program knows it.
+/// The daemon's format differs from what this program knows.
 pub fn understood<T: DeserializeOwned>(body: &str) -> Result<T, Failure> {
     serde_json::from_str(body).map_err(|error| {
         Failure::new(Kind::Io, "cannot understand the daemon's answer")
@@ -66,8 +71,8 @@ pub fn understood<T: DeserializeOwned>(body: &str) -> Result<T, Failure> {
     })
 }
 
-/// The same of `POST path` with a JSON `body`. After [`Kind::TimeLimit`] it is still done if the daemon had
-/// begun by then.
+/// Sends `POST path` with a JSON `body`. After [`Kind::TimeLimit`] the work is still done if the
+/// daemon had begun it by then.
 ///
 /// # Errors
 /// As [`get`].
@@ -75,7 +80,7 @@ pub fn post(socket: &Path, path: &str, body: &str) -> Result<String, Failure> {
     ask(socket, &Request { method: "POST", path, body, until: None })
 }
 
-/// The same of `DELETE path`.
+/// Sends `DELETE path`.
 ///
 /// # Errors
 /// As [`get`].
@@ -83,7 +88,7 @@ pub fn delete(socket: &Path, path: &str) -> Result<String, Failure> {
     ask(socket, &Request { method: "DELETE", path, body: "", until: None })
 }
 
-/// The body of a request.
+/// Serialises the body of a request.
 ///
 /// # Errors
 /// It cannot be written as JSON.
@@ -92,7 +97,7 @@ pub fn body(request: &impl Serialize) -> Result<String, Failure> {
         .map_err(|error| Failure::new(Kind::Io, "could not build the request").why(error.to_string()))
 }
 
-/// `text` as one part of a path.
+/// Encodes `text` as one segment of a path.
 #[must_use]
 pub fn encoded(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
@@ -103,9 +108,9 @@ pub fn encoded(text: &str) -> String {
 struct Request<'a> {
     method: &'a str,
     path: &'a str,
-    /// JSON, or nothing.
+    /// JSON, or empty.
     body: &'a str,
-    /// Whoever asks waits no longer than that.
+    /// The caller's own end of the wait.
     until: Option<Instant>,
 }
 
@@ -114,7 +119,7 @@ impl Request<'_> {
         !matches!(self.method.as_bytes(), b"GET")
     }
 
-    /// As it is sent, by who waits for the answer until `deadline`.
+    /// Formats the request as it is sent. `deadline` is the end of the wait for the answer.
     fn text(&self, deadline: Instant) -> String {
         let Self { method, path, body, .. } = self;
         let mut head = format!("{method} {path} HTTP/1.0\r\nHost: bcached\r\nAccept: application/json\r\n");
@@ -129,9 +134,10 @@ impl Request<'_> {
     }
 }
 
-/// Who is told that the daemon is busy has begun nothing there, and asks again until the limit of time.
+/// Sends the request, and repeats it until the time limit if the daemon answers that it is busy. In
+/// that case the daemon has started nothing.
 fn ask(socket: &Path, request: &Request<'_>) -> Result<String, Failure> {
-    // The daemon says the same, and may hang up before all of it has been sent.
+    // The daemon would refuse it, too, and may close the connection before all of it has been sent.
     if request.path.len() + request.body.len() > REQUEST_BYTES_MAX {
         return Err(too_long());
     }
@@ -144,7 +150,8 @@ fn ask(socket: &Path, request: &Request<'_>) -> Result<String, Failure> {
                 was_busy = Some(failure);
                 thread::sleep(BUSY_PAUSE);
             }
-            // It answers, and says why it does no more than that: the limit of time is ours.
+            // The daemon answers and says that it is busy, which is more useful than the client's
+            // own time limit.
             (Err(failure), Some(busy)) if failure.kind == Kind::TimeLimit => return Err(busy),
             (outcome, _) => return outcome,
         }
@@ -157,7 +164,8 @@ fn ask_once(socket: &Path, request: &Request<'_>, deadline: Instant) -> Result<S
     };
     let mut answer = ask()?;
     if answer.is_empty() && !request.changes() {
-        // The process that heard it has gone, perhaps because another one has taken over.
+        // The process that accepted the connection has ended, perhaps because another one has taken
+        // over.
         answer = ask()?;
     }
     if answer.is_empty() {
@@ -179,11 +187,11 @@ fn ask_once(socket: &Path, request: &Request<'_>, deadline: Instant) -> Result<S
     }
 }
 
-/// Why no answer was had.
+/// Why there was no answer.
 enum Silence {
-    /// Nobody, or nobody to be understood.
+    /// No process listens, or what it sent cannot be understood.
     Failed(io::Error),
-    /// Somebody listens and does not answer; its process, if that could be found out.
+    /// A process listens and does not answer; its process id, if it could be determined.
     TimeLimit(Option<i32>),
 }
 
@@ -194,7 +202,7 @@ fn exchange(socket: &Path, request: &Request<'_>, deadline: Instant) -> Result<S
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Silence::TimeLimit(process),
         _ => Silence::Failed(error),
     };
-    // A limit of nothing would be none at all.
+    // A timeout of zero would mean no timeout.
     let left = || Some(deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
     stream.set_write_timeout(left()).map_err(failed)?;
     stream.write_all(request.text(deadline).as_bytes()).map_err(failed)?;
@@ -204,7 +212,8 @@ fn exchange(socket: &Path, request: &Request<'_>, deadline: Instant) -> Result<S
         match stream.read(&mut part) {
             Ok(0) => break,
             Ok(count) => answer.extend_from_slice(&part[..count]),
-            // Somebody has stopped this process and let it go on: with a limit of time the system does not go on by itself.
+            // This process was stopped and continued. With a timeout set, the kernel does not
+            // restart the call.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(failed(error)),
         }
@@ -223,7 +232,7 @@ fn connect(socket: &Path, deadline: Instant) -> Result<UnixStream, Silence> {
     }
 }
 
-/// The process that listens on `socket`, if it can be seen from here.
+/// Returns the id of the process that listens on `socket`, if it is visible from here.
 #[must_use]
 pub fn process(socket: &Path) -> Option<Pid> {
     listener(&connect(socket, Instant::now() + TIME_LIMIT).ok()?)
@@ -252,7 +261,8 @@ fn unreachable(socket: &Path, silence: &Silence, changes: bool) -> Failure {
     }
 }
 
-/// Of who may not ask there. Beside the control socket is one for more people, unless it was that.
+/// The failure of a client that lacks permission for `socket`. It names the read-only socket beside
+/// the control socket, which more users may open, unless `socket` was that one.
 fn not_for_you(socket: &Path) -> Failure {
     let failure = Failure::new(Kind::Permission, "cannot ask the daemon");
     let beside = monitor_beside(socket);
@@ -289,7 +299,8 @@ fn not_understood(socket: &Path) -> Failure {
 mod tests {
     use super::*;
 
-    /// A daemon that has said that it is busy was said not to have answered, when the last of the questions came too late.
+    /// If a repeated request times out, the client reports the daemon's earlier answer that it is
+    /// busy.
     #[test]
     fn a_daemon_that_was_busy_is_said_to_be() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -302,7 +313,7 @@ mod tests {
             let busy = Failure::new(Kind::Busy, "too many ask").to_json();
             write!(first, "HTTP/1.0 503 Service Unavailable\r\n\r\n{busy}").expect("it listens");
             drop(first);
-            // The next one is never answered.
+            // The second request is never answered.
             listener.accept().expect("it asks again")
         });
         let failure = get(&socket, "/v1/status").expect_err("nobody answers");
@@ -310,7 +321,9 @@ mod tests {
         drop(daemon.join());
     }
 
-    /// Of two who asked for a take-over the second was told that no daemon answers.
+    /// A read-only request is repeated with the next process if the first one ends without an
+    /// answer. The second of two clients that requested a take-over was once told that no daemon
+    /// answers.
     #[test]
     fn who_only_looks_asks_the_next_process_too() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -324,13 +337,14 @@ mod tests {
             }
         });
         assert_eq!(get(&socket, "/v1/status").expect("the second answers"), "here");
-        // What changes something may have been done.
+        // A request that changes something is not repeated: it may have been carried out.
         let failure = post(&socket, "/v1/stop", "{}").expect_err("nobody answers");
         assert_eq!(failure.kind, Kind::NoDaemon);
         daemon.join().expect("it was asked three times");
     }
 
-    /// A label of a hundred thousand letters was refused with HTTP status 413, and the advice to compare versions.
+    /// A request that is too long is refused before it is sent, with a message that says so. The
+    /// daemon used to answer with HTTP status 413, and the client advised to compare versions.
     #[test]
     fn what_is_too_long_is_said_to_be() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -343,7 +357,7 @@ mod tests {
         }
     }
 
-    /// Who was not root was told to be, though all that he wanted was to look.
+    /// A user that may not use the control socket is told of the read-only one.
     #[test]
     fn who_may_not_ask_is_told_where_he_may_look() {
         let error = || Silence::Failed(io::ErrorKind::PermissionDenied.into());

@@ -1,35 +1,35 @@
-//! How what runs differs from what the files say: `bcached.config-diff` version 1. Within a version, fields are only added; what is not known
-//! is absent.
+//! Differences between the running configuration and the files: `bcached.config-diff` version 1.
+//! Within a version, fields are only added; a field whose value is not known is absent.
 
 use serde::{Deserialize, Serialize};
 
-/// What differs.
+/// All differences.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Differences {
-    /// In the order of the configuration.
+    /// The differences, in the order of the configuration.
     pub differences: Vec<Difference>,
 }
 
-/// One key.
+/// A difference in one key, or in a section as a whole.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Difference {
-    /// Where the key is, as `volume.media` or `daemon`.
+    /// The section of the key, as `volume.media` or `daemon`.
     pub section: String,
-    /// The key; absent if the section as a whole is or is not.
+    /// The key; absent if the whole section exists on one side only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// What runs.
+    /// The value in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running: Option<String>,
-    /// What the files say, or the default if they say nothing.
+    /// The value in the files, or the default if the files do not set the key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub files: Option<String>,
-    /// What makes them agree.
+    /// The command or action that makes the two agree.
     pub mends: String,
 }
 
 impl Differences {
-    /// Lines for people.
+    /// Formats the differences as text for people.
     #[must_use]
     pub fn text(&self) -> String {
         if self.differences.is_empty() {

@@ -1,15 +1,15 @@
-//! Connecting to a control socket without waiting: a daemon that is stopped accepts nobody, and once its backlog is
-//! full an ordinary connect waits in the kernel for as long as that lasts.
+//! Connects to a control socket without blocking. A suspended daemon accepts no connections, and
+//! once its backlog is full, an ordinary connect blocks in the kernel for as long as that lasts.
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-/// A connection to whoever listens on `path`. Reads and writes of it block.
+/// Connects to the process that listens on `path`. Reads and writes on the connection block.
 ///
 /// # Errors
-/// [`Errno::AGAIN`] if somebody listens there whose backlog is full; else as connect(2).
+/// [`Errno::AGAIN`] if the listener's backlog is full; otherwise as connect(2).
 pub fn connect_now(path: &Path) -> Result<UnixStream, Errno> {
     let address = SocketAddrUnix::new(path)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -19,7 +19,7 @@ pub fn connect_now(path: &Path) -> Result<UnixStream, Errno> {
     Ok(socket.into())
 }
 
-/// The path of the read-only socket that belongs to a control socket: `monitor.sock` beside
+/// Returns the path of the read-only socket that belongs to a control socket: `monitor.sock` beside
 /// `control.sock`.
 #[must_use]
 pub fn monitor_beside(control: &Path) -> PathBuf {

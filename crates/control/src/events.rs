@@ -1,41 +1,43 @@
-//! What has happened, as the log says it: `bcached.events` version 1, and each line of `bcached events --json`, `bcached.event` version 1.
-//! Within a version, fields are only added; what is not known is absent.
+//! Events as the log reports them: `bcached.events` version 1, and each line of
+//! `bcached events --json`, `bcached.event` version 1. Within a version, fields are only added; a
+//! field whose value is not known is absent.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What has happened since the one that somebody has seen.
+/// The events after the last one that the client has seen.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Events {
-    /// Names the process that counts them: another one begins anew.
+    /// Identifies the process that counts the events. Another process starts a new count.
     pub daemon: String,
-    /// In order.
+    /// The events, oldest first.
     pub events: Vec<Event>,
-    /// So many between the one that was seen and the first of these are not known any more.
+    /// Number of events between the last one seen and the first of these that are no longer
+    /// available.
     pub lost: u64,
 }
 
 /// One event.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Event {
-    /// Counted from 1 since the daemon began; of two the greater is the later.
+    /// Sequence number, from 1 at the daemon's start; later events have greater numbers.
     pub sequence: u64,
-    /// RFC 3339, in UTC.
+    /// Time in RFC 3339 format, in UTC.
     pub time: String,
     /// `error`, `warning`, `info` or `debug`.
     pub level: String,
-    /// What kind of event it is. These names are stable.
+    /// The kind of event. These names are stable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event: Option<String>,
-    /// The sentence of the log.
+    /// The message in the log.
     pub message: String,
-    /// What else the log says, by name.
+    /// The other fields of the log line, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub fields: BTreeMap<String, String>,
 }
 
 impl Event {
-    /// A line for people.
+    /// Formats the event as a line for people.
     #[must_use]
     pub fn text(&self) -> String {
         let word = match self.level.as_str() {

@@ -1,32 +1,33 @@
-//! Where the data of one offset of a volume is: `bcached.explain` version 1. Within a version, fields are only added; what is not known is
-//! absent.
+//! The answer to where the data at one offset of a volume is: `bcached.explain` version 1. Within a
+//! version, fields are only added; a field whose value is not known is absent.
 
 use crate::sizes::human;
 use serde::{Deserialize, Serialize};
 
-/// The answer.
+/// Where the data at one offset is, and why it may not be cached.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Explained {
     /// The volume's name.
     pub volume: String,
-    /// What was asked for.
+    /// The offset that was asked for, in bytes.
     pub offset_bytes: u64,
-    /// The cache has it.
+    /// Whether the cache has the data.
     pub cached: bool,
-    /// `dirty` (in the cache alone), `clean` (on both), `parked` (on both; the cache's copy is forgotten by a crash), `not-cached`,
-    /// `off-grid` (behind the last whole block, never cached) or `uncached` (the volume has no cache).
+    /// `dirty` (in the cache only), `clean` (in both), `parked` (in both, but a crash invalidates
+    /// the cache's copy), `not-cached`, `off-grid` (after the last whole block, never cached) or
+    /// `uncached` (the volume has no cache).
     pub state: String,
-    /// Where the range begins of which this is so, as far as was looked.
+    /// Start of the range that is in this state, as far as it was examined.
     pub start_bytes: u64,
-    /// Behind its last byte.
+    /// End of that range, exclusive.
     pub end_bytes: u64,
     /// The cache device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_device: Option<String>,
-    /// Where the offset is on it.
+    /// The offset of the data on the cache device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_offset_bytes: Option<u64>,
-    /// The bucket that it is in.
+    /// The bucket that holds the data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bucket: Option<u64>,
     /// The generation of that bucket.
@@ -35,21 +36,21 @@ pub struct Explained {
     /// The backing device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing: Option<String>,
-    /// Where the offset is on it.
+    /// The offset of the data on the backing device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_offset_bytes: Option<u64>,
-    /// A write is under way there, or waits.
+    /// A write to the offset is in flight or pending.
     pub being_written: bool,
-    /// It is being written back.
+    /// The data is being written back.
     pub being_written_back: bool,
-    /// It is being read from the backing device, or put into the cache.
+    /// The data is being read from the backing device, or inserted into the cache.
     pub being_filled: bool,
-    /// Why it may not be cached: a sentence each.
+    /// The reasons why the data may not be cached, one sentence each.
     pub why: Vec<String>,
 }
 
 impl Explained {
-    /// Lines for people.
+    /// Formats the answer as text for people.
     #[must_use]
     pub fn text(&self) -> String {
         let what = match self.state.as_str() {

@@ -1,34 +1,34 @@
-//! How a command fails: what happened, why, and what to do next. One value for the sentence people read, for the
-//! JSON object programs read, and for the exit status.
+//! The failure of a command: what happened, why, and what to do next. One value gives the sentence
+//! for people, the JSON object for programs, and the exit status.
 
 use bcached_format::SuperblockError;
 use bcached_uring::{DeviceError, DeviceErrorKind};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Why a command did not do what was asked. The names are part of the outside (`kind` in JSON): they are added to,
-/// never renamed.
+/// The kind of a failure. The names are part of the public interface (`kind` in JSON): names are
+/// added, never renamed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Kind {
-    /// The answer is no: damage found, not healthy, different.
+    /// The answer is no: damage was found, something is not healthy, or there is a difference.
     No,
     /// The command line is wrong.
     Usage,
-    /// Nothing is called so.
+    /// No volume or cache has this name.
     UnknownName,
-    /// Several volumes are called so.
+    /// Several volumes match this name.
     AmbiguousName,
-    /// A verb or option of the interface that this version does not have.
+    /// This version does not have this command or option of the interface.
     NotInThisVersion,
     /// The configuration is wrong.
     Config,
-    /// A device that was named is not a bcache device, or not of the kind asked for.
+    /// The named device is not a bcache device, or not of the requested kind.
     NotBcache,
-    /// A size, offset or geometry that bcache cannot have on this device.
+    /// A size, offset or geometry that bcache cannot use on this device.
     Geometry,
-    /// Somebody holds the device.
+    /// The device is in use.
     InUse,
     /// The device belongs to md, LVM or another assembler.
     Member,
@@ -38,45 +38,46 @@ pub enum Kind {
     AlreadyBcache,
     /// The same device was named twice.
     SameDevice,
-    /// Several devices go by the name that was given.
+    /// The given name matches several devices.
     Ambiguous,
-    /// The process may not do this.
+    /// The process lacks the permission.
     Permission,
     /// A named file or device does not exist.
     NotFound,
-    /// The device's structures are damaged.
+    /// The structures on the device are damaged.
     Damaged,
-    /// A format or feature that nobody here may touch.
+    /// A format or feature that this program must not touch.
     Unsupported,
-    /// Dirty data lies in a cache that is not here, or a device belongs to another set.
+    /// The dirty data is in a cache that is absent, or the device belongs to another set.
     WrongSet,
     /// Dirty data would be lost.
     DataLoss,
-    /// More would be promised than can be stored.
+    /// More space would be promised than can be stored.
     NoRoom,
     /// An I/O error, or another failure of the machine.
     Io,
-    /// The device answers with errors, and may be well again later. Outside this process it is [`Kind::Io`].
+    /// The device answers with errors, and may recover later. Reported to clients as [`Kind::Io`].
     #[serde(rename = "io", skip_deserializing)]
     DeviceFails,
-    /// There is no room for what a cache needs beside its device, and may be later. Outside this process it is [`Kind::Io`].
+    /// There is no room for what a cache needs beside its device; there may be later. Reported to
+    /// clients as [`Kind::Io`].
     #[serde(rename = "io", skip_deserializing)]
     Scarce,
-    /// Nobody has looked for the device yet. Outside this process it is [`Kind::NotFound`].
+    /// The device has not been looked for yet. Reported to clients as [`Kind::NotFound`].
     #[serde(rename = "not-found", skip_deserializing)]
     NotLooked,
     /// No daemon answers.
     NoDaemon,
-    /// Somebody did not answer in time, and may still be at work.
+    /// The other side did not answer in time, and may still be at work.
     TimeLimit,
-    /// Somebody has given it up.
+    /// The work was cancelled on request.
     Cancelled,
-    /// Too many ask already; nothing was begun.
+    /// Too many requests are in progress; nothing was started.
     Busy,
 }
 
 impl Kind {
-    /// The exit status that goes with the kind.
+    /// Returns the exit status of the kind.
     #[must_use]
     pub const fn exit(self) -> u8 {
         match self {
@@ -93,37 +94,40 @@ impl Kind {
     }
 }
 
-/// What it means for a device that is to be served that it cannot be had.
+/// The prospects of a device that is to be served and is not available.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outlook {
-    /// Somebody has to mend something and say so.
+    /// An operator must mend something and tell the daemon.
     Final,
-    /// It may be had later without anybody having mended anything: it may be plugged in, be given up by whoever has it, or get the
-    /// mapped device over it that is meant. It is looked for, which costs nothing.
+    /// The device may become available without a repair. It may be plugged in, or its user may
+    /// release it, or the mapped device on top of it, which is the one meant, may appear. Looking
+    /// for it costs nothing.
     Comes,
-    /// It is there, and may be well again, which only a try tells: ever less often.
+    /// The device is present and may recover. Only an attempt shows it, so attempts are made at
+    /// growing intervals.
     Passes,
 }
 
-/// One failed command. Its texts never change once they are written, so each is a boxed `str`: small in a result.
+/// The failure of a command. The texts do not change after construction, so each is a boxed `str`,
+/// which keeps a `Result` small.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
-    /// What decides the exit status.
+    /// The kind, which determines the exit status.
     pub kind: Kind,
     /// What happened, as a clause without a full stop.
     pub what: Box<str>,
-    /// Why, if that is known.
+    /// The reason, if it is known.
     pub why: Option<Box<str>>,
     /// What to do next.
     pub next: Option<Box<str>>,
     /// The option that is wrong, or that overrides a refusal.
     pub option: Option<Box<str>>,
-    /// Who holds the device; the reason names them too.
+    /// The users that hold the device. The reason names them as well.
     pub holders: Vec<String>,
 }
 
 impl Failure {
-    /// A failure of `kind`; `what` is a clause without a full stop.
+    /// Creates a failure of `kind`; `what` is a clause without a full stop.
     #[must_use]
     pub fn new(kind: Kind, what: impl Into<Box<str>>) -> Self {
         Self { kind, what: what.into(), why: None, next: None, option: None, holders: Vec::new() }
@@ -150,13 +154,14 @@ impl Failure {
         self
     }
 
-    /// What happened and why, for a sentence that ends with another advice.
+    /// Returns what happened and why, for a sentence that ends with different advice.
     #[must_use]
     pub fn reason(&self) -> String {
         Self { next: None, ..self.clone() }.to_string()
     }
 
-    /// What it means for the device that cannot be had because of it, whatever that is for.
+    /// Returns the prospects of a device that is not available because of this failure, whatever
+    /// its role.
     #[must_use]
     pub const fn outlook(&self) -> Outlook {
         match self.kind {
@@ -166,7 +171,7 @@ impl Failure {
         }
     }
 
-    /// Which kind of failure a superblock's refusal is.
+    /// Returns the kind of failure for an error in a superblock.
     #[must_use]
     pub fn kind_of_superblock(error: SuperblockError) -> Kind {
         use SuperblockError as E;
@@ -182,14 +187,14 @@ impl Failure {
         }
     }
 
-    /// The failure that `object` is, as [`Failure::to_json`] makes them; one of a kind that is not known here is a failure
-    /// of the machine. `None` if it is something else.
+    /// Reads the failure from `object`, as [`Failure::to_json`] writes it. A kind that is not known
+    /// here becomes [`Kind::Io`]. Returns `None` if `object` is something else.
     #[must_use]
     pub fn from_json(object: &serde_json::Value) -> Option<Self> {
         Self::from_error(object.get("error")?)
     }
 
-    /// The same from what stands in `error` there.
+    /// Reads the failure from the content of the `error` field.
     #[must_use]
     pub fn from_error(error: &serde_json::Value) -> Option<Self> {
         let text = |key: &str| error.get(key).and_then(serde_json::Value::as_str).map(Box::from);
@@ -206,13 +211,13 @@ impl Failure {
         })
     }
 
-    /// The JSON object of the failure.
+    /// Returns the failure as a JSON object.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
         serde_json::json!({ "error": self.to_error() })
     }
 
-    /// What stands in `error` there.
+    /// Returns the content of the `error` field of that object.
     #[must_use]
     pub fn to_error(&self) -> serde_json::Value {
         serde_json::json!({
@@ -227,7 +232,7 @@ impl Failure {
     }
 }
 
-/// `what: why; next`, one line.
+/// `what: why; next`, on one line.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.what)?;
@@ -259,10 +264,10 @@ impl From<DeviceError> for Failure {
     }
 }
 
-/// What is reported of a cache set that cannot be opened.
+/// The report about a cache set that cannot be opened.
 pub const CANNOT_OPEN: &str = "cannot open the cache set";
 
-/// The same, with the path of its cache device.
+/// The same report, with the path of the cache device.
 #[must_use]
 pub fn cannot_open(device: &std::path::Path) -> String {
     format!("{CANNOT_OPEN} on {}", device.display())
@@ -291,7 +296,7 @@ mod tests {
         assert_eq!(Failure::from_json(&serde_json::json!({"schema": "bcached.status"})), None);
     }
 
-    /// Who waits for a device decides by more kinds than there are names outside.
+    /// The code that waits for devices distinguishes more kinds than the interface has names for.
     #[test]
     fn what_devices_do_has_one_name_outside() {
         let told = |kind| Failure::new(kind, "cannot open /dev/x").to_json();

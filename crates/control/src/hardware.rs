@@ -1,19 +1,20 @@
-//! Devices as the system knows them, which control files tell of.
+//! Devices as the system names and numbers them, for the control files.
 
 use bcached_uring::{Identity, Presence};
 use std::path::Path;
 
-/// A device that is open.
+/// An open device.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Hardware {
-    /// What the kernel calls a block device (`sdb1`); of a file its name without its folder.
+    /// The kernel's name of a block device (`sdb1`), or the file name, without its folder, of a
+    /// file.
     pub name: String,
     /// Major and minor number of a block device.
     pub number: Option<(u32, u32)>,
 }
 
 impl Hardware {
-    /// Of what was opened by `path`. The device itself is not asked.
+    /// Describes the device that was opened by `path`. The device itself is not accessed.
     #[must_use]
     pub fn of(opened: &Presence, path: &str) -> Self {
         let last = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());

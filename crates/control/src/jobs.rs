@@ -1,53 +1,54 @@
-//! Long work, both ways: the request to begin some, and what is said of it, `bcached.job` version 1. Within a version, fields are only
-//! added; what is not known is absent.
+//! Long-running jobs: the request to start one, and the report on it, `bcached.job` version 1.
+//! Within a version, fields are only added; a field whose value is not known is absent.
 
 use crate::failure::Failure;
 use crate::sizes::{exact, human};
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Write as _};
 
-/// Marks on a device that may be erased.
+/// What may be overwritten on a device.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Overrides {
-    /// Signatures that are not needed any more, by name.
+    /// Names of the signatures that may be overwritten.
     pub wipe_signature: Vec<String>,
-    /// A bcache superblock is not needed any more, with nothing dirty behind it.
+    /// A bcache superblock may be overwritten if no dirty data belongs to it.
     pub wipe_bcache: bool,
 }
 
-/// What is done to a volume.
+/// The operation that a job performs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verb {
-    /// What is dirty is written back.
+    /// Writes back the dirty data.
     Flush,
-    /// It leaves its cache.
+    /// Detaches a volume from its cache.
     Detach,
-    /// It comes to a cache.
+    /// Attaches a volume to a cache.
     Attach,
-    /// It is served no more.
+    /// Stops serving a volume permanently.
     Remove,
-    /// It is not served before the next start.
+    /// Stops serving a volume until the next start.
     Stop,
-    /// It is served.
+    /// Starts serving a volume.
     Add,
-    /// The cache gives up all that it holds of it.
+    /// Discards everything that a cache holds for a volume.
     Forget,
-    /// It becomes as large as its backing device is now.
+    /// Makes a volume as large as its backing device is now.
     Grow,
-    /// It becomes smaller.
+    /// Makes a volume smaller.
     Shrink,
-    /// A cache becomes another device.
+    /// Replaces the device of a cache; its volumes move to the new one.
     Replace,
-    /// A cache and all that is on it are let go of.
+    /// Stops serving a cache and all its volumes, and releases the devices.
     Release,
-    /// A set that was the kernel's, or was released, is served.
+    /// Starts serving a set that the kernel used before, or that was released.
     Import,
 }
 
 impl Verb {
-    /// It can be given up while it goes on. The others end soon, or cannot be left half done.
+    /// Returns whether the job can be cancelled while it runs. The others end soon, or cannot be
+    /// left half done.
     #[must_use]
     pub const fn can_be_cancelled(self) -> bool {
         matches!(
@@ -82,45 +83,49 @@ impl fmt::Display for Verb {
     }
 }
 
-/// A request for long work.
+/// A request to start a job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Begin {
-    /// What.
+    /// The operation.
     pub verb: Verb,
-    /// Of which volume.
+    /// The volume, or for some operations the cache.
     pub volume: String,
-    /// On which device, for [`Verb::Add`].
+    /// The backing device, for [`Verb::Add`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing: Option<String>,
-    /// To which cache, for [`Verb::Attach`] and [`Verb::Add`]; in which, for [`Verb::Forget`].
+    /// The cache to join, for [`Verb::Attach`] and [`Verb::Add`]; the cache that holds the data,
+    /// for [`Verb::Forget`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<String>,
-    /// How large, for [`Verb::Shrink`], and for [`Verb::Add`] and [`Verb::Grow`] of a volume that lives in the cache alone.
+    /// The new size, for [`Verb::Shrink`], and for [`Verb::Add`] and [`Verb::Grow`] of a volume
+    /// that lives in the cache only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
-    /// How much dirty data may be lost, for [`Verb::Forget`], and [`Verb::Shrink`] of a volume that lives in the cache alone.
+    /// How much dirty data may be lost, for [`Verb::Forget`], and for [`Verb::Shrink`] of a volume
+    /// that lives in the cache only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accept_loss_bytes: Option<u64>,
-    /// The file that is to say what was lost, for the same.
+    /// The file that lists the lost ranges, for the same operations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_ranges: Option<String>,
-    /// By which device, for [`Verb::Replace`].
+    /// The new device, for [`Verb::Replace`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub with: Option<String>,
-    /// Its devices, the cache first, for [`Verb::Import`]; none: those of a cache that was released.
+    /// The devices of the set, the cache first, for [`Verb::Import`]. If empty, those of a released
+    /// cache.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
-    /// What may be overwritten on that.
+    /// What may be overwritten on the new device.
     #[serde(default)]
     pub overwrites: Overrides,
-    /// Nothing is done: the answer says what would be.
+    /// Do nothing; the answer says what would happen.
     #[serde(default)]
     pub dry_run: bool,
 }
 
 impl Begin {
-    /// A request that says no more than this.
+    /// Creates a request with nothing but the operation and the name.
     #[must_use]
     pub const fn new(verb: Verb, volume: String) -> Self {
         let overwrites = Overrides { wipe_signature: Vec::new(), wipe_bcache: false };
@@ -140,88 +145,90 @@ impl Begin {
     }
 }
 
-/// Where work is in its life.
+/// State of a job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// It would be begun.
+    /// Dry run: the job would be started.
     Planned,
-    /// It goes on.
+    /// In progress.
     Running,
-    /// It has come to its end, or there was nothing to do.
+    /// Finished, or there was nothing to do.
     Done,
-    /// It has failed: the failure says why, and how things are.
+    /// Failed; the failure says why, and what the state is now.
     Failed,
-    /// Somebody has given it up.
+    /// Cancelled on request.
     Cancelled,
 }
 
-/// Long work.
+/// Report on a job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
-    /// Its number, for `cancel`; absent if nothing was begun.
+    /// Number of the job, for `cancel`; absent if nothing was started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<u64>,
-    /// What is done.
+    /// The operation.
     pub verb: Verb,
-    /// To which volume.
+    /// The volume, or for some operations the cache.
     pub volume: String,
-    /// How far.
+    /// The job's state.
     pub state: State,
-    /// It was so already: there was nothing to do.
+    /// The requested state existed already: there was nothing to do.
     pub already: bool,
-    /// Since it began, or from its beginning to its end.
+    /// Time since the start, or from the start to the end.
     pub elapsed_seconds: u64,
-    /// Dirty data that there was at the beginning.
+    /// Amount of dirty data at the start.
     pub dirty_bytes_at_start: u64,
-    /// How much that was nobody knows: the cache is not open, or its index is damaged or not read to its end. It was that much at the
-    /// least.
+    /// The amount at the start is not known exactly, because the cache is not open or its index is
+    /// damaged or not read completely. `dirty_bytes_at_start` is then a lower bound.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dirty_unknown: bool,
-    /// Dirty data that is left, if its engine answers.
+    /// Dirty data that is left, if the engine answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_bytes: Option<u64>,
-    /// How much of it has been written back, in percent. Clients who go on writing may keep it from growing.
+    /// How much of the dirty data has been written back, in percent. It may stop growing while
+    /// clients write.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub percent: Option<u64>,
-    /// How fast the dirty data becomes less.
+    /// The rate at which the amount of dirty data decreases.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<u64>,
-    /// How long it takes at that speed.
+    /// Remaining time at that rate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eta_seconds: Option<u64>,
-    /// Dirty data that is lost with it, or would be.
+    /// Dirty data that the job loses, or would lose.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_bytes: Option<u64>,
-    /// The file on the daemon's machine that says where that was, if there is any.
+    /// The file on the daemon's machine that lists the lost ranges, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_ranges: Option<String>,
-    /// How large the volume is after it, or would be, for [`Verb::Grow`] and [`Verb::Shrink`].
+    /// The size of the volume afterwards, for [`Verb::Grow`] and [`Verb::Shrink`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
-    /// The devices that are let go of, for [`Verb::Release`], or taken, for [`Verb::Import`]: the cache first.
+    /// The devices that [`Verb::Release`] releases or [`Verb::Import`] takes into service, the
+    /// cache first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
-    /// What keeps it from going on.
+    /// What the job is waiting for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked_by: Option<String>,
-    /// What else is to be known.
+    /// Further remarks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// Why it has failed: what stands in `error` of a refusal.
+    /// Why it failed, in the form of the `error` object of a refusal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<serde_json::Value>,
 }
 
-/// All long work that goes on, and the last that has ended.
+/// All running jobs, and the most recent ones that have ended.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Jobs {
-    /// The oldest first.
+    /// The jobs, oldest first.
     pub jobs: Vec<Job>,
 }
 
 impl Job {
-    /// Work of which nothing is known yet.
+    /// Creates a report of which only the operation, the name and the state are known.
     pub const fn new(verb: Verb, volume: String, state: State) -> Self {
         Self {
             id: None,
@@ -246,7 +253,7 @@ impl Job {
         }
     }
 
-    /// The same with so much dirty data left, after so long.
+    /// Adds the progress: the amount of dirty data that is left after that many milliseconds.
     pub fn with_progress(mut self, dirty: u64, milliseconds: u64) -> Self {
         let done = self.dirty_bytes_at_start.saturating_sub(dirty);
         self.dirty_bytes = Some(dirty);
@@ -257,13 +264,13 @@ impl Job {
         self
     }
 
-    /// Why it has failed.
+    /// Returns why it failed.
     #[must_use]
     pub fn to_failure(&self) -> Option<Failure> {
         Failure::from_error(self.failure.as_ref()?)
     }
 
-    /// How far it is, in a line for people.
+    /// Formats the progress as a line for people.
     #[must_use]
     pub fn progress_text(&self) -> String {
         let mut text = format!("{}: {}", self.volume, self.verb);
@@ -285,7 +292,7 @@ impl Job {
         text
     }
 
-    /// What is lost, as the end of a sentence.
+    /// Describes what is lost, as the end of a sentence.
     fn loss(&self, lost: &str) -> String {
         match (self.lost_bytes, &self.lost_ranges) {
             (Some(bytes), Some(file)) => format!(": {} {lost}; {file} says which", human(bytes)),
@@ -295,7 +302,7 @@ impl Job {
         }
     }
 
-    /// What it would be.
+    /// Describes what the job would do.
     fn planned_text(&self) -> String {
         let Self { volume, verb, .. } = self;
         let size = exact(self.size_bytes.unwrap_or_default());
@@ -343,7 +350,7 @@ impl Job {
         }
     }
 
-    /// Its end, or what it would be, in lines for people.
+    /// Formats the result of the job, or what it would do, as lines for people.
     #[must_use]
     pub fn text(&self) -> String {
         let Self { volume, verb, .. } = self;
@@ -395,7 +402,7 @@ impl Job {
                 None => self.progress_text(),
             },
         };
-        // How what has not come about would be kept is no news.
+        // The notes say how a change is persisted; they do not apply to one that was not made.
         let is_void = matches!(self.state, State::Failed | State::Cancelled)
             && matches!(self.verb, Verb::Detach | Verb::Attach | Verb::Add);
         let notes = self.notes.iter().filter(|_| !is_void);
@@ -408,7 +415,7 @@ impl Job {
 mod tests {
     use super::*;
 
-    /// A detach that had failed went on to say until when it would not be kept.
+    /// A failed job does not report how its result would be persisted.
     #[test]
     fn how_a_thing_is_kept_is_said_when_it_has_come_about() {
         let text = |state| {

@@ -1,9 +1,9 @@
 //! What the daemon and the commands that talk to it share: the types of the control API, a client
 //! for it, and how sizes, names, paths and failures are read and written.
 //!
-//! Nothing here knows the engine, so that a command line, a plug-in of a monitoring system or a
+//! Nothing here depends on the engine, so a command line, a plug-in of a monitoring system or a
 //! test can use this crate alone. The types of each answer are versioned: within a version fields
-//! are only added, and a field that is not known is absent.
+//! are only added, and a field whose value is not known is absent.
 //!
 //! | module | content |
 //! |---|---|
@@ -13,7 +13,7 @@
 //! | [`events`], [`explain`] | what happened, and where one offset's data is |
 //! | [`client`], [`connect`], [`deadline`] | one request to the daemon, one answer |
 //! | [`failure`], [`names`], [`sizes`] | errors, names and numbers as people see them |
-//! | [`paths`], [`atomic_file`] | where files lie on this machine, and how they are replaced |
+//! | [`paths`], [`atomic_file`] | where files are on this machine, and how they are replaced |
 #![forbid(unsafe_code)]
 
 pub mod atomic_file;

@@ -1,64 +1,67 @@
-//! What volumes and caches are called: the configuration's name, else the label, else eight digits of the UUID.
-//! Names depend on what the devices say and on nothing else, never on the order of arrival.
+//! Names of volumes and caches: the name in the configuration, else the label, else eight digits of
+//! the UUID. Names depend only on the configuration and the devices, never on the order of arrival.
 
 use crate::failure::{Failure, Kind};
 use bcached_format::{Label, Uuid};
 use bcached_uring::Presence;
 use std::path::Path;
 
-/// The least of a UUID that names a volume, in digits.
+/// Minimum number of digits of a UUID that identify a volume.
 const UUID_BEGINNING: usize = 8;
 
-/// What a volume can be called by.
+/// The names by which a volume or cache can be called.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Known {
-    /// Its name here.
+    /// Its configured or derived name.
     pub name: String,
-    /// What control files call it, if it is a volume: `bcacheN`.
+    /// The name in control files, if it is a volume: `bcacheN`.
     pub kernel_name: Option<String>,
-    /// Its label, if that is known and not empty.
+    /// Its label, if it is known and not empty.
     pub label: Option<String>,
     /// Its UUID, as text in lower case.
     pub uuid: Option<String>,
     /// Its device, as configured.
     pub path: Option<String>,
-    /// Which device that is, once it was opened.
+    /// The opened device, once it is open.
     pub opened: Option<Presence>,
-    /// What something was called that has been removed: it is nothing else's label for who asks for the same once more.
+    /// The name of something that has been removed. A repeated request for that name does not match
+    /// another volume's label.
     pub former: Option<String>,
 }
 
-/// Which of `all` is meant by `typed`: the one with that name, or else with that label, name in control files, UUID, beginning of a UUID (8 digits
-/// at least) or device, by whatever path. Looks at files if `typed` is a path.
+/// Returns the index of the item in `all` that `typed` means. An exact name has precedence.
+/// Otherwise `typed` may be a label, a name in control files, a UUID, the beginning of one (at
+/// least 8 digits), or a device, by any path to it. Accesses files if `typed` is a path.
 ///
 /// # Errors
-/// All that could be meant, or none.
+/// The indexes of all items that could be meant; empty if there are none.
 pub fn resolve(typed: &str, all: &[Known]) -> Result<usize, Vec<usize>> {
     resolve_called(Called::by_owner(typed), all)
 }
 
-/// What somebody calls something.
+/// A name that a user typed, and what may be done to resolve it.
 #[derive(Clone, Copy, Debug)]
 pub struct Called<'a> {
-    /// As he has typed it.
+    /// The text as typed.
     pub typed: &'a str,
-    /// It may be another name of a device. Who may only look is not to have a process of root look at files of his choice: of him a path
-    /// is what it says.
+    /// The text may be another path of a device, so files may be accessed. For clients with
+    /// read-only access this is false, because a process with root privileges must not access files
+    /// of their choice. A path is then compared as text.
     pub looks_at_files: bool,
 }
 
 impl<'a> Called<'a> {
-    /// By somebody who may do everything.
+    /// Creates a name typed by a user with full access.
     #[must_use]
     pub const fn by_owner(typed: &'a str) -> Self {
         Self { typed, looks_at_files: true }
     }
 }
 
-/// As [`resolve`], for whoever that is.
+/// Resolves a name like [`resolve`], for any user.
 ///
 /// # Errors
-/// As of that.
+/// As [`resolve`].
 pub fn resolve_called(called: Called<'_>, all: &[Known]) -> Result<usize, Vec<usize>> {
     let Called { typed, looks_at_files } = called;
     let those = |is_meant: &dyn Fn(&Known) -> bool| -> Vec<usize> {
@@ -93,21 +96,23 @@ pub fn resolve_called(called: Called<'_>, all: &[Known]) -> Result<usize, Vec<us
     }
 }
 
-/// `typed` is that UUID, or the beginning of it, of 8 digits at least; `UUID=` may stand before it.
+/// Returns whether `typed` is that UUID or the beginning of it, at least 8 digits long. A prefix
+/// `UUID=` is accepted.
 #[must_use]
 pub fn is_uuid(typed: &str, uuid: &str) -> bool {
     let beginning = typed.strip_prefix("UUID=").unwrap_or(typed).to_lowercase().replace('-', "");
     beginning.len() >= UUID_BEGINNING && uuid.replace('-', "").starts_with(beginning.as_str())
 }
 
-/// A letter that nobody sees, or that changes how others are seen.
+/// Returns whether a character is invisible, or changes how others are displayed.
 #[must_use]
 pub fn is_unseen(letter: char) -> bool {
     letter.is_control()
         || matches!(letter, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// The refusal of `typed`, by which several `meant` are called, or nothing; `all` are the names there are.
+/// Builds the refusal of `typed`, which matches the several names in `meant`, or nothing. `all` are
+/// the existing names.
 #[must_use]
 pub fn refusal<'a>(
     typed: &str,
@@ -124,27 +129,29 @@ pub fn refusal<'a>(
     if all.is_empty() { failure } else { failure.next(format!("there are: {}", all.join(", "))) }
 }
 
-/// The name of a volume that the configuration does not name. `taken` says which names others have, or could claim
-/// with equal right (the same label).
+/// Returns the name of a volume that the configuration does not name. `taken` tells whether another
+/// volume has a name, or has an equal claim to it (the same label).
 #[must_use]
 pub fn of_volume(label: Label, uuid: Uuid, taken: impl Fn(&str) -> bool) -> String {
     from_label(label, taken).unwrap_or_else(|| format!("bcache-{}", digits(uuid)))
 }
 
-/// What control files call the volume of this number: that which its section asks for, else its place in the configuration or on the command
-/// line; those in caches alone are behind them.
+/// Returns the name of the volume with this number in control files. The number is the one that its
+/// section asks for, else its position in the configuration or on the command line. Volumes that
+/// live in caches only follow those.
 #[must_use]
 pub fn in_control_files(number: usize) -> String {
     format!("bcache{number}")
 }
 
-/// The name of a cache that the configuration does not name.
+/// Returns the name of a cache that the configuration does not name.
 #[must_use]
 pub fn of_cache(label: Label, set: Uuid, taken: impl Fn(&str) -> bool) -> String {
     from_label(label, taken).unwrap_or_else(|| format!("set-{}", digits(set)))
 }
 
-/// Names go into paths, NBD and JSON: they are not empty, and have no slash and no control character.
+/// Returns whether `text` can be a name. Names become part of paths, NBD exports and JSON: they are
+/// not empty, and have no slash and no control character.
 #[must_use]
 pub fn can_be_name(text: &str) -> bool {
     !text.is_empty() && !text.chars().any(|letter| letter.is_control() || letter == '/')
@@ -163,7 +170,8 @@ fn digits(uuid: Uuid) -> String {
 mod tests {
     use super::*;
 
-    /// Who removed a volume twice removed another one, which had its name as a label.
+    /// The name of a removed volume does not match another volume's label. A repeated `remove` once
+    /// removed a second volume, whose label was that name.
     #[test]
     fn the_name_of_what_was_removed_is_nobody_elses_label() {
         let other = Known { name: "other".to_owned(), label: Some("same".to_owned()), ..Known::default() };
@@ -175,7 +183,8 @@ mod tests {
         assert_eq!(resolve("same", &[&all[..], &[again]].concat()), Ok(2), "it has been added again");
     }
 
-    /// Whatever is not unique names nothing, except that a name is stronger than a label.
+    /// A text that matches several volumes identifies none, except that an exact name has
+    /// precedence over a label.
     #[test]
     fn a_volume_is_called_by_name_label_uuid_or_path() {
         let known = |name: &str, label: &str, uuid: &str, path: &str| Known {

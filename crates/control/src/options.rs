@@ -1,5 +1,6 @@
-//! What is said about options, both ways: `bcached.options` version 1, the request to change some, and its answer,
-//! `bcached.change` version 1. Within a version, fields are only added; what is not known is absent.
+//! Options in the control API: their values, `bcached.options` version 1, the request to change
+//! some, and its answer, `bcached.change` version 1. Within a version, fields are only added; a
+//! field whose value is not known is absent.
 
 pub use crate::typed::Typed;
 use serde::{Deserialize, Serialize};
@@ -9,14 +10,14 @@ use std::fmt::Write as _;
 /// The options of a volume or a cache.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Options {
-    /// Whose they are.
+    /// The volume or cache that they belong to.
     #[serde(flatten)]
     pub owner: Named,
-    /// All of them, or the one that was asked for.
+    /// All options, or the one that was asked for.
     pub options: Vec<Shown>,
 }
 
-/// The name of a volume, or else of a cache.
+/// The name of a volume or of a cache.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Named {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -26,19 +27,19 @@ pub struct Named {
 }
 
 impl Named {
-    /// A volume.
+    /// Creates the name of a volume.
     #[must_use]
     pub fn volume(name: &str) -> Self {
         Self { volume: Some(name.to_owned()), cache: None }
     }
 
-    /// A cache.
+    /// Creates the name of a cache.
     #[must_use]
     pub fn cache(name: &str) -> Self {
         Self { volume: None, cache: Some(name.to_owned()) }
     }
 
-    /// The name.
+    /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
         self.volume.as_ref().or(self.cache.as_ref()).map_or("", String::as_str)
@@ -50,21 +51,23 @@ impl Named {
 pub struct Shown {
     /// Its name.
     pub name: String,
-    /// Its value in force, as `set` takes it; absent if only a device can say it that is not here.
+    /// The value in force, as `set` accepts it; absent if only a device that is not present could
+    /// tell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
-    /// What the value counts, where its suffix does not say it.
+    /// The unit of the value, if its suffix does not show it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
-    /// Who says so: `default`, `superblock`, `config`, `set` (99-set.toml) or `runtime`.
+    /// Where the value comes from: `default`, `superblock`, `config`, `set` (99-set.toml) or
+    /// `runtime`.
     pub origin: String,
-    /// Where that is, for `config` and `set`.
+    /// The file, for `config` and `set`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
-    /// The line in it.
+    /// The line in that file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub line: Option<usize>,
-    /// The value if nobody says anything.
+    /// The default value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default: Option<String>,
     /// The value as a number.
@@ -72,7 +75,7 @@ pub struct Shown {
     pub number: Number,
 }
 
-/// A value as a number, its unit in the key.
+/// A value as a number, with its unit in the key.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each field is its own description, with its unit")]
 pub struct Number {
@@ -85,7 +88,7 @@ pub struct Number {
 }
 
 impl Shown {
-    /// Who says so, for people.
+    /// Formats the origin for people.
     #[must_use]
     pub fn origin_text(&self) -> String {
         match (self.origin.as_str(), &self.file, self.line) {
@@ -104,7 +107,7 @@ impl Shown {
 }
 
 impl Options {
-    /// A table for people.
+    /// Formats the options as a table for people.
     #[must_use]
     pub fn text(&self) -> String {
         let width = |length: fn(&Shown) -> usize, least| {
@@ -125,22 +128,22 @@ impl Options {
     }
 }
 
-/// What is to be changed of the options of a volume or a cache: all of it or nothing.
+/// A change of options of one volume or cache. It is applied as a whole or not at all.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Change {
     /// New values, by option.
     pub set: BTreeMap<String, Typed>,
-    /// Options of which nothing said by `set` is to hold any more.
+    /// Options whose values set by `bcached set` are dropped.
     pub unset: Vec<String>,
-    /// The new values hold until the daemon stops, and are not kept.
+    /// The new values hold until the daemon stops, and are not persisted.
     pub runtime: bool,
-    /// Nothing is changed: the answer says what would be.
+    /// Change nothing; the answer says what would happen.
     pub dry_run: bool,
 }
 
 impl Change {
-    /// The command of `bcached` that says so, for the log.
+    /// Formats the change as the `bcached` command for it, for the log.
     #[must_use]
     pub fn text(&self, owner: &str) -> String {
         let mut text = String::new();
@@ -161,20 +164,20 @@ impl Change {
     }
 }
 
-/// What became of a change.
+/// Result of a change.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Changed {
-    /// Whose options they are.
+    /// The volume or cache that the options belong to.
     #[serde(flatten)]
     pub owner: Named,
-    /// Nothing was done: it is what would be.
+    /// Dry run: nothing was changed, and this is what would happen.
     pub dry_run: bool,
-    /// Where it is kept over a restart, if it is.
+    /// The file that persists the change over a restart, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kept_in: Option<String>,
-    /// The options that were named.
+    /// The options that the request named.
     pub changes: Vec<Changing>,
-    /// What else is to be known: values that were taken otherwise than they were typed.
+    /// Further remarks: values that were adjusted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
@@ -182,18 +185,18 @@ pub struct Changed {
 /// One option, before and after.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Changing {
-    /// Nothing is different afterwards, neither the value nor whose it is.
+    /// Neither the value nor its origin changes.
     pub already: bool,
     /// The value in force before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub before: Option<String>,
-    /// It afterwards.
+    /// The option afterwards.
     #[serde(flatten)]
     pub after: Shown,
 }
 
 impl Changed {
-    /// Lines for people.
+    /// Formats the result as lines for people.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();

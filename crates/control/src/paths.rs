@@ -1,15 +1,18 @@
-//! The places of a machine: paths that nobody has to name, such as `/etc/bcached/config.toml` and `/run/bcached`.
+//! Well-known paths of a machine that users need not name, such as `/etc/bcached/config.toml` and
+//! `/run/bcached`.
 //!
-//! Tests run programs on machines that have a bcached of their own. They name a folder in `BCACHED_ROOT`, which holds
-//! these places instead of `/`: then no file, socket or note of that other bcached is seen, and none is written.
+//! Tests run the programs on machines that have a bcached of their own. They set `BCACHED_ROOT` to
+//! a folder, which then holds these paths instead of `/`. So no file, socket or note of the other
+//! bcached is read, and none is written.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// Names the folder that has the machine's places, instead of `/`; for tests.
+/// The environment variable that names the folder which replaces `/` as the root of these paths;
+/// for tests.
 pub const VARIABLE: &str = "BCACHED_ROOT";
 
-/// Where `place`, an absolute path, is on this machine.
+/// Returns the location of `place`, an absolute path, on this machine.
 #[must_use]
 pub fn of_machine(place: impl AsRef<Path>) -> PathBuf {
     below(std::env::var_os(VARIABLE), place.as_ref())
@@ -22,7 +25,7 @@ fn below(root: Option<OsString>, place: &Path) -> PathBuf {
     }
 }
 
-/// True for a name that may mean another disk after the next boot.
+/// Returns whether `name` is a device name that may mean another disk after the next boot.
 #[must_use]
 pub fn is_unstable_name(name: &str) -> bool {
     let Some(node) = name.strip_prefix("/dev/") else { return false };

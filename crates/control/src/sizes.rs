@@ -1,10 +1,12 @@
-//! Sizes as people type them. A suffix means bytes in powers of two, everywhere; a bare number has the unit that
-//! `make-bcache` or the kernel gives the option. Decimal suffixes (`MB`) are refused rather than guessed: half of
+//! Sizes as people type and read them.
+//!
+//! A suffix means bytes in powers of two, everywhere. A bare number has the unit that `make-bcache`
+//! or the kernel gives the option. Decimal suffixes (`MB`) are refused rather than guessed: half of
 //! their users mean powers of two.
 
 use std::fmt;
 
-/// What a number without a suffix counts.
+/// The unit of a number without a suffix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bare {
     /// Bytes.
@@ -13,7 +15,7 @@ pub enum Bare {
     Sectors,
 }
 
-/// Why a size was not understood.
+/// The error for a text that is not a size.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SizeError {
     typed: String,
@@ -42,10 +44,10 @@ impl fmt::Display for SizeError {
 
 impl std::error::Error for SizeError {}
 
-/// The number of bytes that `typed` means.
+/// Returns the number of bytes that `typed` means.
 ///
 /// # Errors
-/// Anything but a whole number with an optional binary suffix; a result of 2^63 bytes or more.
+/// Anything but a whole number with an optional binary suffix, and a result of 2^63 bytes or more.
 pub fn parse(typed: &str, bare: Bare) -> Result<u64, SizeError> {
     let fail = |reason| SizeError { typed: typed.to_owned(), reason };
     let digits = typed.bytes().take_while(u8::is_ascii_digit).count();
@@ -54,7 +56,7 @@ pub fn parse(typed: &str, bare: Bare) -> Result<u64, SizeError> {
         return Err(fail(Reason::NoNumber));
     }
     let number: u64 = number.parse().map_err(|_| fail(Reason::Large))?;
-    // As it is printed: `10 GiB`.
+    // Accept what `human` prints, such as `10 GiB`.
     let suffix = suffix.strip_prefix(' ').filter(|suffix| binary_unit(suffix).is_some()).unwrap_or(suffix);
     let unit = match (suffix, bare) {
         ("", Bare::Bytes) => 1,
@@ -67,7 +69,7 @@ pub fn parse(typed: &str, bare: Bare) -> Result<u64, SizeError> {
     }
 }
 
-/// Bytes of a binary suffix: `k`, `K`, `Ki` and `KiB` are one.
+/// Returns the bytes of a binary suffix. `k`, `K`, `Ki` and `KiB` are equivalent.
 fn binary_unit(suffix: &str) -> Option<u64> {
     let mut letters = suffix.chars();
     let shift = match letters.next()?.to_ascii_lowercase() {
@@ -81,15 +83,16 @@ fn binary_unit(suffix: &str) -> Option<u64> {
     matches!(letters.as_str(), "" | "i" | "iB").then_some(1 << shift)
 }
 
-/// Why a suffix that is no binary one is refused.
+/// Returns why a suffix that is not binary is refused.
 fn refusal(suffix: &str) -> Reason {
     let mut letters = suffix.chars();
     let scaled = letters.next().is_some_and(|letter| "kKmMgGtTpP".contains(letter));
     if scaled && matches!(letters.as_str(), "B" | "b") { Reason::Decimal } else { Reason::Suffix }
 }
 
-/// `bytes` as people read it, to the nearest: a binary unit and one digit after the point, or plain bytes below 1 KiB. What
-/// is nearly one of the next unit is called so.
+/// Formats `bytes` for people, rounded to the nearest: a binary unit and one digit after the point,
+/// or plain bytes below 1 KiB. A number that would round to 1024 of a unit is given as 1 of the
+/// next.
 #[must_use]
 pub fn human(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -110,7 +113,8 @@ pub fn human(bytes: u64) -> String {
     }
 }
 
-/// The same, with the number of bytes unless [`parse`] takes the text for exactly that: of what somebody may ask for.
+/// Formats like [`human`], and adds the number of bytes unless [`parse`] reads the text as exactly
+/// `bytes`. For sizes that a user may want to type again.
 #[must_use]
 pub fn exact(bytes: u64) -> String {
     let text = human(bytes);
@@ -121,8 +125,8 @@ pub fn exact(bytes: u64) -> String {
     }
 }
 
-/// From one byte to before another, as people read it: `711-761 MiB`; of a stretch that is shorter than what is told of
-/// such numbers its length, and where it is.
+/// Formats the range from `start` to `end` (exclusive) for people: `711-761 MiB`. If both ends
+/// would be printed the same, gives the length and the start instead.
 #[must_use]
 pub fn human_range(start: u64, end: u64) -> String {
     let (from, to) = (human(start), human(end));
@@ -137,7 +141,7 @@ pub fn human_range(start: u64, end: u64) -> String {
     }
 }
 
-/// `bytes` as it can be typed and [`parse`]d, exactly.
+/// Formats `bytes` in a form that can be typed and that [`parse`] reads back exactly.
 #[must_use]
 pub fn typed(bytes: u64) -> String {
     let units = [(40, "T"), (30, "G"), (20, "M"), (10, "k")];
@@ -213,7 +217,8 @@ mod tests {
         assert_eq!(human((2 << 20) - (60 << 10)), "1.9 MiB");
     }
 
-    /// A volume of 10 GiB less 8 KiB was 10 GiB large in `status` and 9.9 GiB in a refusal of `shrink`.
+    /// The size in `status` and in the refusal of `shrink` is rounded in the same way, and can be
+    /// typed. A volume of 10 GiB less 8 KiB was once 10 GiB in one and 9.9 GiB in the other.
     #[test]
     fn a_size_that_is_told_can_be_asked_for() {
         let volume = (10 << 30) - (8 << 10);

@@ -1,29 +1,30 @@
-//! The part of the status that is statistics. Units stand in the names; what is not known, or would be of nothing, is absent.
+//! The statistics in the status. Names end in the unit. A value that is not known, or has no basis,
+//! is absent.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Requests, in total and of late, under the kernel's names.
+/// Counts of requests, in total and over recent periods, under the kernel's names.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Windows {
-    /// Since it is served.
+    /// Since the volume or set was taken into service.
     pub total: Counted,
-    /// In about the last five minutes: what is five minutes old counts half.
+    /// About the last five minutes, decaying: a request five minutes ago counts half.
     pub five_minute: Counted,
-    /// In about the last hour.
+    /// About the last hour.
     pub hour: Counted,
-    /// In about the last day.
+    /// About the last day.
     pub day: Counted,
 }
 
-/// Requests. What was bypassed is not among hits and misses.
+/// Counts of requests. Bypassed requests are not included in hits and misses.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each field is its own description, with its unit")]
 pub struct Counted {
     pub hits: u64,
     pub misses: u64,
-    /// Rounded down; absent without reads.
+    /// Rounded down; absent if there were no reads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hit_percent: Option<u64>,
     pub bypass_hits: u64,
@@ -32,61 +33,63 @@ pub struct Counted {
     pub bypassed_bytes: u64,
 }
 
-/// How long requests took that went one way.
+/// Latency of the requests that took one path.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Latency {
-    /// How many, since the volume is served.
+    /// Number of requests since the volume was taken into service.
     pub requests: u64,
-    /// Their mean.
+    /// Mean latency.
     pub mean_us: u64,
-    /// Half of them took no longer. This and the next three are up to an eighth too much.
+    /// Median. This and the next three are up to one eighth too high.
     pub p50_us: u64,
-    /// Nine of ten.
+    /// 90th percentile.
     pub p90_us: u64,
-    /// 99 of a hundred.
+    /// 99th percentile.
     pub p99_us: u64,
-    /// 999 of a thousand.
+    /// 99.9th percentile.
     pub p999_us: u64,
-    /// The longest.
+    /// Maximum.
     pub max_us: u64,
-    /// The histogram, for metrics: how many took at most [`WITHIN_POWERS`] microseconds.
+    /// The histogram, for metrics: the number of requests that took at most the bounds in
+    /// [`WITHIN_POWERS`].
     #[serde(skip)]
     pub within: Vec<u64>,
-    /// How long all of them took together, for metrics.
+    /// Sum of all latencies, for metrics.
     #[serde(skip)]
     pub total_seconds: f64,
 }
 
-/// The bounds of [`Latency::within`]: powers of two of a microsecond, 16 us to 16.8 s.
+/// The bounds of [`Latency::within`]: exponents of powers of two, in microseconds, from 16 us to
+/// 16.8 s.
 pub const WITHIN_POWERS: [u32; 11] = [4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24];
 
-/// Work of the set's own that is done now and then.
+/// Timing of a recurring internal operation of a set.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Times {
-    /// How often.
+    /// Number of times it ran.
     pub count: u64,
-    /// How long it takes of late.
+    /// Recent average duration.
     pub average_us: u64,
-    /// How long it is of late from one to the next.
+    /// Recent average time from one run to the next.
     pub between_us: u64,
-    /// The longest.
+    /// Longest duration.
     pub max_us: u64,
-    /// How long ago the last ended; absent: there was none.
+    /// Time since the end of the last run; absent if there was none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_us: Option<u64>,
 }
 
-/// Statistics of a set beside those that stand in the status by themselves.
+/// Statistics of a set, in addition to those that are direct fields of the status.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each field is its own description, with its unit")]
 pub struct CacheNumbers {
-    /// Also in [`super::status::CacheCounts`], by kind.
+    /// The counts by kind are also in [`super::status::CacheCounts`].
     pub windows: Windows,
-    /// All bytes written to the cache device, as it counts them itself.
+    /// All bytes written to the cache device, as counted at the device.
     pub written_bytes: u64,
     /// The same by cause.
     pub written_by_cause_bytes: BTreeMap<String, u64>,
-    /// What cannot be had without writing dirty data back is not available.
+    /// Space that can only be freed by writing dirty data back does not count as available.
     pub cache_available_percent: u64,
     pub buckets_unused: u64,
     pub buckets_clean: u64,
@@ -100,64 +103,68 @@ pub struct CacheNumbers {
     pub active_journal_entries: u64,
     /// Operations of the cache device that failed.
     pub io_errors: u64,
-    /// Those of them that count against `io_error_limit`: they fade, as `io_error_halflife` says.
+    /// Those that count against `io_error_limit`. They decay as `io_error_halflife` configures.
     #[serde(default)]
     pub io_errors_recent: u64,
     pub btree_coalesces: u64,
     pub writeback_keys_done: u64,
-    /// Written anew meanwhile, as the kernel counts it.
+    /// Keys whose data was overwritten during write-back, as the kernel counts it.
     pub writeback_keys_failed: u64,
     #[serde(default)]
     pub writeback_errors: u64,
-    /// As of the last complete pass of GC, or the start, like the next two; absent: there were no extents.
+    /// As of the last complete GC pass or the start, as are the next two; absent if there were no
+    /// extents.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub average_key_bytes: Option<u64>,
     pub btree_nodes: u64,
-    /// How full the leaves are with what is alive.
+    /// How full the leaves are with live keys.
     pub btree_used_percent: u64,
     pub btree_gc: Times,
     pub btree_split: Times,
     pub btree_read: Times,
-    /// Only on request (`--full`): every bucket is looked at for it.
+    /// Only on request (`--full`), because it examines every bucket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ages: Option<Ages>,
 }
 
-/// How long ago the data in the buckets was last used, in steps of as much traffic as a 1024th of the cache: the kernel's
-/// `priority_stats`.
+/// Time since the data in the buckets was last used, as in the kernel's `priority_stats`. The unit
+/// is traffic of 1/1024 of the cache's size.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Ages {
-    /// Buckets that are counted: those without metadata, except the oldest that can be told.
+    /// Number of buckets counted: those without metadata, except those that are too old for their
+    /// age to be known.
     pub buckets: u64,
     /// Their mean age.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub average: Option<u64>,
-    /// What a 32nd part of them holds.
+    /// Bytes that 1/32 of these buckets hold.
     pub bytes_per_quantile: u64,
-    /// The ages that divide them into 32 such parts, the youngest first.
+    /// The ages that divide the buckets into 32 equal parts, the youngest first.
     pub quantiles: Vec<u64>,
 }
 
-/// Statistics of a served volume beside those that stand in the status by themselves.
+/// Statistics of a served volume, in addition to those that are direct fields of the status.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct VolumeNumbers {
-    /// Of late.
+    /// Counts of requests.
     pub windows: Windows,
-    /// By the way that the requests went; ways that none went are absent.
+    /// Latency by the path of the requests; a path that no request took is absent.
     pub latency: BTreeMap<String, Latency>,
-    /// Operations of the backing device that failed since it was opened; absent without one.
+    /// Operations of the backing device that failed since it was opened; absent without a backing
+    /// device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io_errors: Option<u64>,
-    /// Number of the volume on the cache device: the kernel would call it `bdevN`.
+    /// Number of the volume on the cache device; the kernel would call it `bdevN`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub number: Option<u32>,
-    /// The same also of a volume without a backing device, which it would call `volumeN`; for control files.
+    /// The same number, also for a volume without a backing device, which the kernel would call
+    /// `volumeN`; for control files.
     #[serde(skip)]
     pub slot: Option<u32>,
-    /// Until the next data may be written back; for control files.
+    /// Time until more data may be written back; for control files.
     #[serde(skip)]
     pub next_writeback: Duration,
-    /// The terms of the controller of write-back, and what its last step has changed, in bytes a second.
+    /// The terms of the write-back controller and the change of its last step, in bytes per second.
     pub writeback_proportional_bytes: i64,
     /// See there.
     pub writeback_integral_bytes: i64,
@@ -166,7 +173,7 @@ pub struct VolumeNumbers {
 }
 
 impl Windows {
-    /// For people: hits of late, if anybody reads.
+    /// Formats the hit rates for people, if there were any reads.
     #[must_use]
     pub fn sentence(&self) -> Option<String> {
         let windows = [
@@ -181,11 +188,12 @@ impl Windows {
     }
 }
 
-/// Causes of writes to the cache device that write data of volumes; all others write metadata.
+/// Causes of writes to the cache device that carry data of volumes. All other causes are metadata.
 pub const DATA_CAUSES: &[&str] = &["data", "fill", "moved"];
 
 impl CacheNumbers {
-    /// What was written to the cache device: what the kernel calls `written` is data, and the rest `metadata_written`.
+    /// Returns the bytes of data or of metadata written to the cache device: `written` and
+    /// `metadata_written` in the kernel.
     #[must_use]
     pub fn written_of(&self, is_data: bool) -> u64 {
         let by_cause = self.written_by_cause_bytes.iter();
@@ -195,7 +203,7 @@ impl CacheNumbers {
             .sum()
     }
 
-    /// For people: what was written to the device, the most first.
+    /// Formats for people what was written to the device, the largest cause first.
     #[must_use]
     pub fn sentence(&self) -> Option<String> {
         let human = crate::sizes::human;

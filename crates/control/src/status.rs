@@ -1,5 +1,5 @@
-//! What the daemon says about itself: the body of `/v1/status`, `bcached.status` version 1. Within a version, fields
-//! are only added; what is not known is absent.
+//! The status that the daemon reports: the body of `/v1/status`, `bcached.status` version 1. Within
+//! a version, fields are only added; a field whose value is not known is absent.
 
 mod dirty;
 mod text;
@@ -15,43 +15,45 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Everything that is served, or is not and why.
+/// Everything that is served, and what is not served and why.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
     /// `starting`, `ready` or `stopping`.
     pub state: String,
     /// Process id of the daemon.
     pub pid: u32,
-    /// Since its start.
+    /// Time since the start.
     pub uptime_seconds: u64,
-    /// Where NBD is served.
+    /// The addresses on which NBD is served.
     pub nbd: Vec<String>,
     /// Cache sets.
     pub caches: Vec<Cache>,
-    /// Caches that are configured and not to be served, as after a release; absent: none.
+    /// Caches that are configured but not to be served, as after a release; absent if there are
+    /// none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub released: Vec<String>,
-    /// Volumes, those that are not served included.
+    /// Volumes, including those that are not served.
     pub volumes: Vec<Volume>,
     /// Connected clients.
     pub clients: Vec<Client>,
-    /// Long work that goes on.
+    /// Running jobs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub jobs: Vec<Job>,
-    /// How the log is doing.
+    /// State of the log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<Log>,
-    /// What somebody has taken away that the daemon needs, in sentences.
+    /// Resources that the daemon needs and that have been removed, in sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
 
-/// How the log is doing: lines are dropped where its reader is too slow, because nothing waits for that.
+/// State of the log. Lines are dropped if its reader is too slow, because nothing waits for the
+/// log.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Log {
-    /// Lines that were dropped since the start, or could not be written.
+    /// Lines since the start that were dropped or could not be written.
     pub lines_lost: u64,
-    /// Its reader has taken nothing for so long; absent: it reads.
+    /// For how long the reader has accepted nothing; absent if it keeps up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stuck_seconds: Option<u64>,
 }
@@ -59,41 +61,41 @@ pub struct Log {
 /// A cache set.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Cache {
-    /// Its name here.
+    /// Its configured or derived name.
     pub name: String,
-    /// As configured.
+    /// The device, as configured.
     pub device: String,
     /// `waiting`, `opening`, `open`, `stopped` or `failed`.
     pub state: String,
     /// Why it is not open, or why it stopped writing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// How I/O is done.
+    /// The method of I/O.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub io: Option<String>,
-    /// How far an opening is.
+    /// Progress of an opening.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub opening: Option<Progress>,
-    /// Dirty data in it of volumes that are not served.
+    /// Volumes that are not served and have dirty data in it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unserved: Vec<Unserved>,
-    /// Btree nodes that could not be read when they were last tried: the first few.
+    /// B-tree nodes that could not be read when last tried: the first few.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unreadable: Vec<UnreadableNode>,
-    /// What an open set counts.
+    /// The counters of an open set.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub counts: Option<CacheCounts>,
-    /// Its device as the system knows it, for control files.
+    /// Its device as the system names it, for control files.
     #[serde(skip)]
     pub hardware: Option<Hardware>,
 }
 
-/// How far an opening is that reads the whole tree.
+/// Progress of an opening that reads the whole tree.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Progress {
-    /// B-tree nodes read until now. How many there are is not known before the end.
+    /// B-tree nodes read so far. Their total number is not known before the end.
     pub nodes_read: u64,
-    /// About how much of the tree that is, in percent, estimated from its shape.
+    /// The approximate part of the tree that this is, in percent, estimated from its shape.
     pub tree_percent: u64,
 }
 
@@ -108,7 +110,7 @@ impl fmt::Display for Progress {
     }
 }
 
-/// The numbers of an open set.
+/// The counters of an open set.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each field is its own description, with its unit")]
 pub struct CacheCounts {
@@ -119,7 +121,7 @@ pub struct CacheCounts {
     pub cache_replacement_policy: String,
     pub buckets: u64,
     pub buckets_available: u64,
-    /// The buckets that hold cached data, dirty or clean, in bytes.
+    /// Size of the buckets that hold cached data, dirty or clean.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cached_bytes: Option<u64>,
     pub buckets_free: u64,
@@ -127,13 +129,14 @@ pub struct CacheCounts {
     /// Kept free for the next start, so that it need not read the whole index first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub buckets_reserved: Option<u64>,
-    /// How much of the index has been read since the start; before it is 100, numbers of buckets and dirty data are of that part.
+    /// How much of the index has been read since the start. Before it is 100, numbers of buckets
+    /// and dirty data cover that part only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub walked_percent: Option<u64>,
     #[serde(flatten)]
     pub dirty: Dirty,
-    /// Of these, dirty data of no volume that the set's table names. Absent where that is not known: before the index has
-    /// been read to its end, or if some of it is damaged.
+    /// The part of the dirty data that belongs to no volume in the set's table. Absent if it is not
+    /// known: before the index has been read completely, or if part of it is damaged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ownerless_dirty_bytes: Option<u64>,
     pub tree_depth: u64,
@@ -141,7 +144,7 @@ pub struct CacheCounts {
     pub node_bytes: u64,
     pub node_bytes_max: u64,
     pub node_budget_bytes: u64,
-    /// Memory of the table of buckets. (A daemon of an earlier version does not say.)
+    /// Memory of the bucket table; absent in the status of an older daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bucket_table_bytes: Option<u64>,
     pub journal_sequence: u64,
@@ -167,23 +170,26 @@ pub struct CacheCounts {
     pub node_read_failures: u64,
     #[serde(flatten)]
     pub bypass: Option<BypassCounts>,
-    /// Streams of so many bytes and more go past the cache device because it is slow; 0: it is not congested.
+    /// Streams of at least this length bypass the cache device because it is slow; 0 if it is not
+    /// congested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub congested_bytes: Option<u64>,
-    /// Its device has failed as often as `io_error_limit` says: nothing is added, and what is dirty leaves it.
+    /// The device has failed as often as `io_error_limit` permits: nothing is added, and its dirty
+    /// data is written back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failing: Option<bool>,
-    /// Whether freed buckets are discarded: `on`, `off`, `unsupported` (by its device) or `failed` (one has).
+    /// Whether freed buckets are discarded: `on`, `off`, `unsupported` (by the device) or `failed`
+    /// (one discard has failed).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub discard: Option<String>,
-    /// What has been discarded since the set was opened.
+    /// Amount discarded since the set was opened.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub discarded_bytes: Option<u64>,
     #[serde(flatten)]
     pub numbers: Option<CacheNumbers>,
 }
 
-/// What was not added to a cache. Reads among it are not counted as hits or misses otherwise.
+/// Requests that bypassed a cache. Reads among them are not included in other hits and misses.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each field is its own description, with its unit")]
 pub struct BypassCounts {
@@ -194,7 +200,7 @@ pub struct BypassCounts {
     pub bypassed: BTreeMap<String, Bypassed>,
 }
 
-/// Requests that were not added to a cache, for one reason.
+/// Requests that bypassed a cache for one reason.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each field is its own description, with its unit")]
 pub struct Bypassed {
@@ -202,7 +208,7 @@ pub struct Bypassed {
     pub bytes: u64,
 }
 
-/// The numbers of a served volume.
+/// The counters of a served volume.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each field is its own description, with its unit")]
 pub struct VolumeCounts {
@@ -215,7 +221,7 @@ pub struct VolumeCounts {
 }
 
 impl VolumeCounts {
-    /// How much was not added to the cache, and why: the most first.
+    /// Describes how much bypassed the cache, and why, the largest reason first.
     fn bypassed(&self) -> Option<String> {
         let mut reasons: Vec<_> = self.bypass.bypassed.iter().filter(|(_, one)| one.requests > 0).collect();
         reasons.sort_by_key(|(_, one)| Reverse(one.bytes));
@@ -226,7 +232,7 @@ impl VolumeCounts {
     }
 }
 
-/// A volume that is not served, and has dirty data or lives in the cache alone.
+/// A volume that is not served, and has dirty data or lives in the cache only.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each field is its own description, with its unit")]
 pub struct Unserved {
@@ -234,13 +240,13 @@ pub struct Unserved {
     pub label: String,
     #[serde(flatten)]
     pub dirty: Dirty,
-    /// It lives in the cache alone, and is so large.
+    /// Its size, if it lives in the cache only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flash_size_bytes: Option<u64>,
 }
 
 impl Unserved {
-    /// How much of it is used, of one that lives in the cache alone.
+    /// Describes how much of a volume that lives in the cache only is in use.
     fn used(&self) -> String {
         match (self.dirty.dirty_bytes, self.dirty.dirty_bytes_at_least) {
             (Some(all), _) => human(all),
@@ -249,25 +255,25 @@ impl Unserved {
         }
     }
 
-    /// The volume in a sentence.
+    /// Names the volume, for a sentence.
     #[must_use]
     pub fn name(&self) -> String {
         if self.label.is_empty() { self.uuid.clone() } else { format!("{} ({})", self.label, self.uuid) }
     }
 }
 
-/// A btree node that cannot be read.
+/// A B-tree node that cannot be read.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct UnreadableNode {
     /// Its bucket on the cache device.
     pub bucket: u64,
-    /// Its first sector there.
+    /// Its first sector on the cache device.
     pub sector: u64,
     /// 0 for a leaf.
     pub level: u8,
-    /// All of it in a sentence.
+    /// The whole error in a sentence.
     pub reason: String,
-    /// What of the served volumes it is the index of, as far as is known.
+    /// The ranges of served volumes that the node indexes, as far as is known.
     pub covers: Vec<Covered>,
 }
 
@@ -285,62 +291,66 @@ pub struct Covered {
 pub struct Volume {
     /// Its name, which is also its NBD export.
     pub name: String,
-    /// What the kernel's control files call it: `bcacheN`, by the `number` of its section, else its place in the configuration or on the command line.
+    /// Its name in the kernel's control files: `bcacheN`, by the `number` of its section, else by
+    /// its position in the configuration or on the command line.
     #[serde(default)]
     pub kernel_name: String,
-    /// `waiting`, `attaching`, `served`, `degraded` (served, but not as it should be), `failed`, `stopped` (by command) or `releasing`.
+    /// `waiting`, `attaching`, `served`, `degraded` (served, but not fully), `failed`, `stopped`
+    /// (by command) or `releasing`.
     pub state: String,
-    /// Why it is not served as it should be, and what works.
+    /// Why it is not served or not served fully, and what still works.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What the superblock of its backing device said when it was looked at last, of one that is not served; served ones have
-    /// `backing_state`.
+    /// State in the superblock of the backing device when it was last read, for a volume that is
+    /// not served; served ones have `backing_state`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub superblock_state: Option<String>,
-    /// Its backing device as configured; absent for a volume that lives on the cache alone.
+    /// Its backing device as configured; absent for a volume that lives in the cache only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backing: Option<String>,
     /// Name of its cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<String>,
-    /// The ways to it.
+    /// Its exports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exports: Vec<Exported>,
-    /// What a served volume is.
+    /// Properties of a served volume.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub facts: Option<VolumeFacts>,
-    /// Its backing device as the system knows it, and where its data begins there, in sectors; for control files.
+    /// Its backing device as the system names it, and the start of its data there, in sectors; for
+    /// control files.
     #[serde(skip)]
     pub hardware: Option<(Hardware, u64)>,
 }
 
-/// A way to a volume.
+/// An export of a volume through one front end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Exported {
     /// `nbd`, `ublk`, `vhost-user`, `fuse` or `dev`.
     pub way: String,
-    /// What the block device of `dev` is made of: `ublk`, `nbd` or `loop`.
+    /// The driver of the block device of `dev`: `ublk`, `nbd` or `loop`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
-    /// How the data of a ublk device comes and goes: `zero copy` or `user copy`.
+    /// How a ublk device transfers data: `zero copy` or `user copy`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transfer: Option<String>,
-    /// `/dev/bcacheN`, which leads to the block device, if the volume's section asks for that `number`.
+    /// The link `/dev/bcacheN` to the block device, if the volume's section has that `number`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<String>,
-    /// Which link of these there is not, and why.
+    /// The link that is missing, and why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_link: Option<String>,
     /// A socket, an address, a device or a file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub place: Option<String>,
-    /// Why it cannot be had that way.
+    /// Why the volume is not available through this front end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
 impl Exported {
-    /// The block device that it is, and what that is made of; `None`: it is none, or is not there.
+    /// Returns the path of the block device, with its driver; `None` if this export is not a block
+    /// device, or is absent.
     #[must_use]
     pub fn device(&self) -> Option<String> {
         let place = self.place.as_ref().filter(|_| matches!(self.way.as_str(), "ublk" | "dev"))?;
@@ -351,8 +361,8 @@ impl Exported {
         })
     }
 
-    /// Where it is, for people: the block device, or the file or socket in words. `None`: it is not there, or by NBD, of which each place has
-    /// all volumes.
+    /// Describes the location for people: the block device, or the file or socket in words. `None`
+    /// if it is absent, or is NBD, where each address serves all volumes.
     #[must_use]
     pub fn told_place(&self) -> Option<String> {
         match self.way.as_str() {
@@ -362,37 +372,38 @@ impl Exported {
         }
     }
 
-    /// Why it cannot be had that way, in a sentence.
+    /// Describes, in a sentence, why the volume is not available through this front end.
     #[must_use]
     pub fn trouble(&self) -> Option<String> {
         self.reason.as_ref().map(|why| format!("it is not to be had by {}: {why}", self.way))
     }
 }
 
-/// A served volume.
+/// Properties of a served volume.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each field is its own description, with its unit")]
 pub struct VolumeFacts {
     pub uuid: String,
     pub label: String,
-    /// Its engine does not answer at present: this is what it was when it was taken up.
+    /// The engine does not answer at present: these are the properties from when the volume was
+    /// taken into service.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub outdated: bool,
-    /// It has a cache: what is read and written goes through that.
+    /// It has a cache, through which it is read and written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attached: Option<bool>,
-    /// It lives in its cache alone: what is dirty of it is what it holds.
+    /// It lives in its cache only: its dirty data is all its data.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub flash_only: bool,
     pub size_bytes: u64,
     pub block_bytes: u64,
     pub cache_mode: String,
-    /// The word of the backing superblock; absent without one.
+    /// The state in the backing superblock; absent without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backing_state: Option<String>,
     #[serde(flatten)]
     pub dirty: Dirty,
-    /// How its dirty data is written back; absent without a backing device, or while it is not cached.
+    /// State of its write-back; absent without a backing device, or while the volume is not cached.
     #[serde(flatten)]
     pub writeback: Option<Writeback>,
     #[serde(flatten)]
@@ -401,30 +412,31 @@ pub struct VolumeFacts {
     pub numbers: Option<VolumeNumbers>,
 }
 
-/// How the dirty data of a volume is written back.
+/// State of the write-back of a volume.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each field is its own description, with its unit")]
 pub struct Writeback {
     pub dirty_target_bytes: u64,
-    /// No data has been dirty for longer; absent if nothing is, or if nobody knows.
+    /// Upper bound for the age of the dirty data; absent if there is none, or if the age is not
+    /// known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oldest_dirty_seconds: Option<u64>,
-    /// Some of it was dirty at the last start, and nobody knows since when.
+    /// Some of the data was dirty at the last start, and its age is not known.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dirty_age_unknown: bool,
-    /// Dirty data that could not be written back when it was last tried; absent: none.
+    /// Dirty data that could not be written back when last tried; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unwritable: Option<Unwritable>,
-    /// False: what is dirty stays until somebody asks for it.
+    /// False: dirty data stays in the cache until a command writes it back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub writeback_running: Option<bool>,
-    /// Absent: as fast as the devices go.
+    /// Absent: as fast as the devices permit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub writeback_rate_bytes: Option<u64>,
-    /// Length of its stripes; absent: it has none.
+    /// Stripe length; absent if the backing device has no stripes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stripe_bytes: Option<u64>,
-    /// Stripes that are written in parts are expensive.
+    /// Writing part of a stripe is expensive.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub partial_stripes_expensive: bool,
 }
@@ -432,19 +444,20 @@ pub struct Writeback {
 /// Dirty data that could not be written back, and the first range of it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Unwritable {
-    /// In so many ranges. There are 256 at most: beyond that neighbours count as one, with what lies between them.
+    /// Number of ranges, at most 256; beyond that, neighbours are merged, including what lies
+    /// between them.
     pub ranges: u64,
-    /// They are so long.
+    /// Their total length.
     pub bytes: u64,
-    /// Where the first begins.
+    /// Start of the first range.
     pub start_bytes: u64,
-    /// How long it is.
+    /// Its length.
     pub length_bytes: u64,
-    /// What was met there.
+    /// The error that occurred there.
     pub error: String,
-    /// It was tried so often,
+    /// Number of tries of the first range.
     pub tries: u32,
-    /// and will be again after so long.
+    /// Time until it is retried.
     pub retry_seconds: u64,
 }
 
@@ -456,21 +469,23 @@ pub struct Client {
     /// The volume, once chosen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume: Option<String>,
-    /// It has written.
+    /// It has written data.
     pub writing: bool,
-    /// It may only look: the place where it has come is for that, or it was told so when it chose the volume. Of NBD clients.
+    /// It may only read: it came by a read-only socket or address, or it was told so when it chose
+    /// the volume. NBD clients only.
     #[serde(default)]
     pub read_only: bool,
-    /// It has come by TCP, in TLS.
+    /// It is connected by TCP with TLS.
     #[serde(default)]
     pub tls: bool,
-    /// By which front end: `nbd`, `ublk`, `vhost-user`, `fuse` or `dev`.
+    /// Its front end: `nbd`, `ublk`, `vhost-user`, `fuse` or `dev`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub way: Option<String>,
 }
 
 impl Status {
-    /// Every cache is open and sound, every volume is served, and nothing was taken away.
+    /// Returns whether every cache is open and sound, every volume is served, and nothing that the
+    /// daemon needs has been removed.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         self.warnings.is_empty()
@@ -479,10 +494,10 @@ impl Status {
             && self.volumes.iter().all(|volume| volume.state == "served")
     }
 
-    /// The volume that is called so: [`names::resolve`].
+    /// Returns the volume called `name`, as [`names::resolve`] finds it.
     ///
     /// # Errors
-    /// The names of all that could be meant; none if nothing is called so.
+    /// The names of all volumes that could be meant; empty if there are none.
     pub fn volume(self, name: &str) -> Result<Volume, Vec<String>> {
         let known: Vec<_> = self.volumes.iter().map(Volume::known).collect();
         names::resolve(name, &known)
@@ -490,11 +505,11 @@ impl Status {
             .map_err(|meant| meant.into_iter().map(|index| self.volumes[index].name.clone()).collect())
     }
 
-    /// Only what concerns the volume or cache called `name`: the volume and its cache, or the cache and its volumes. What a
-    /// volume is called by: [`names::resolve`].
+    /// Reduces the status to what concerns the volume or cache called `name`: the volume and its
+    /// cache, or the cache and its volumes. [`names::resolve`] finds them.
     ///
     /// # Errors
-    /// The names of all that could be meant; none if nothing is called so.
+    /// The names of all that could be meant; empty if there are none.
     pub fn only(mut self, name: &str) -> Result<Self, Vec<String>> {
         let released = std::mem::take(&mut self.released);
         let known: Vec<_> = self.volumes.iter().map(Volume::known).collect();
@@ -535,13 +550,14 @@ impl Status {
 }
 
 impl Cache {
-    /// Bytes of dirty data that belong to no volume of its table, as far as it is known.
+    /// Returns the bytes of dirty data that belong to no volume in the set's table, as far as is
+    /// known.
     #[must_use]
     pub fn ownerless_dirty_bytes(&self) -> u64 {
         self.counts.as_ref().and_then(|counts| counts.ownerless_dirty_bytes).unwrap_or_default()
     }
 
-    /// What it can be called by.
+    /// Returns the names by which it can be called.
     fn known(&self) -> Known {
         Known {
             name: self.name.clone(),
@@ -553,7 +569,7 @@ impl Cache {
 }
 
 impl Volume {
-    /// What it can be called by.
+    /// Returns the names by which it can be called.
     fn known(&self) -> Known {
         let facts = self.facts.as_ref();
         Known {

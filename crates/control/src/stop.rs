@@ -1,5 +1,5 @@
-//! The stop of the whole daemon, both ways: the request, and what is said of it, `bcached.stop` version 1. Within a version, fields are only
-//! added; what is not known is absent.
+//! The stop of the whole daemon: the request, and the report on it, `bcached.stop` version 1.
+//! Within a version, fields are only added; a field whose value is not known is absent.
 
 use crate::failure::{Failure, Kind};
 use crate::sizes::human;
@@ -10,53 +10,54 @@ use std::fmt::Write as _;
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Stop {
-    /// Nothing is done: the answer says what would be.
+    /// Do nothing; the answer says what would happen.
     pub dry_run: bool,
 }
 
-/// A stop: what there was when it was asked for, or what is left when it has ended.
+/// Report on a stop: the state when it was requested, or what is left after it has ended.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Stopping {
-    /// The daemon's process, if there is one.
+    /// Process id of the daemon, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Nothing is done: it is what would be.
+    /// Dry run: nothing is done, and the report says what would be.
     pub dry_run: bool,
     /// There was no daemon.
     #[serde(default)]
     pub already: bool,
-    /// Everything has been stopped: the process ends now.
+    /// Everything has been stopped, and the process ends now.
     pub ended: bool,
-    /// How long clients are waited for at most.
+    /// For how long the daemon waits for clients at most.
     pub stop_timeout_seconds: u64,
-    /// Who was connected.
+    /// The clients that were connected.
     pub users: Vec<String>,
-    /// Dirty data, which a stop leaves where it is. Until it has ended that may change.
+    /// Dirty data, which a stop leaves in the cache. The amounts may change until the stop has
+    /// ended.
     pub dirty: Vec<DirtyStays>,
-    /// Who had a file or a block device open that ended with the daemon.
+    /// Users that had a file or block device open which disappeared with the daemon.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cut: Vec<String>,
-    /// What could not be stopped in order: what stands in `error` of a refusal.
+    /// What could not be stopped cleanly, in the form of the `error` object of a refusal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<serde_json::Value>,
 }
 
-/// Dirty data of a volume.
+/// Dirty data of a volume that stays in the cache.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DirtyStays {
-    /// Whose.
+    /// The volume's name.
     pub volume: String,
-    /// How much.
+    /// Amount of dirty data.
     pub dirty_bytes: u64,
-    /// It may be more: the index had not been read to its end.
+    /// The amount is a lower bound: the index had not been read completely.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_least: bool,
-    /// The cache device that has it.
+    /// The cache device that holds it.
     pub device: String,
 }
 
 impl DirtyStays {
-    /// The sentence for people and for the log.
+    /// Formats it as a sentence, for people and for the log.
     #[must_use]
     pub fn sentence(&self) -> String {
         let Self { volume, dirty_bytes, at_least, device } = self;
@@ -67,7 +68,7 @@ impl DirtyStays {
 }
 
 impl Stopping {
-    /// What could not be stopped in order.
+    /// Returns what could not be stopped cleanly.
     #[must_use]
     pub fn to_failure(&self) -> Option<Failure> {
         let cut = || {
@@ -83,14 +84,14 @@ impl Stopping {
         self.failure.as_ref().and_then(Failure::from_error).or_else(cut)
     }
 
-    /// Who is waited for, in a line for people.
+    /// Names the clients that the daemon waits for, in a line for people.
     #[must_use]
     pub fn waits_text(&self) -> Option<String> {
         let limit = self.stop_timeout_seconds;
         (!self.users.is_empty()).then(|| format!("up to {limit} s for: {}", self.users.join(", ")))
     }
 
-    /// Lines for people.
+    /// Formats the report as text for people.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();

@@ -1,5 +1,6 @@
-//! The replacement of a daemon by another process, both ways: the request, and what is said of it, `bcached.take-over` version 1. Within a
-//! version, fields are only added; what is not known is absent.
+//! Hand-over of the daemon's work to a new process: the request, and the report on it,
+//! `bcached.take-over` version 1. Within a version, fields are only added; a field whose value is
+//! not known is absent.
 
 use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
@@ -10,68 +11,70 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TakeOver {
-    /// The program that it is to run, an absolute path.
+    /// The program that the new process runs, an absolute path.
     pub program: PathBuf,
-    /// Nothing is handed over: the answer says what would be.
+    /// Hand nothing over; the answer says what would happen.
     #[serde(default)]
     pub dry_run: bool,
 }
 
-/// How far a hand-over is.
+/// Progress of a hand-over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Progress {
-    /// This process has taken over from nobody, and nobody is taking over from it.
+    /// This process has not taken over from another one, and none is taking over from it.
     #[default]
     None,
-    /// Nothing is handed over: it is what would be.
+    /// Dry run: nothing is handed over, and the answer says what would be.
     WouldBe,
-    /// Another process is being started, or takes over.
+    /// Another process is being started, or is taking over.
     UnderWay,
     /// This process has taken over.
     Done,
-    /// Another process was to, and could not: this one goes on.
+    /// Another process was to take over and failed; this one continues.
     Failed,
 }
 
-/// A hand-over.
+/// Report on a hand-over.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct TakingOver {
-    /// How far it is.
+    /// How far it has come.
     pub progress: Progress,
     /// The process that answers.
     pub pid: u32,
-    /// The one that was there before, once it has gone.
+    /// The previous process, once it has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub former_pid: Option<u32>,
-    /// Its version.
+    /// The version of the previous process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub former_version: Option<String>,
-    /// It has died in the middle of it: clients whose connections had not been passed on by then have to connect again.
+    /// The previous process died during the hand-over. Clients whose connections had not been
+    /// passed on by then must connect again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub former_died: bool,
-    /// How long clients' requests have waited, in seconds; since its death, if it has died.
+    /// For how long requests of clients waited, in seconds; counted from the death of the previous
+    /// process if it died.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused_seconds: Option<f64>,
-    /// NBD connections that have been gone on with.
+    /// NBD connections that were handed over and continue.
     #[serde(default)]
     pub connections: usize,
-    /// Clients that cannot be gone on with, and have to connect again.
+    /// Clients whose connections cannot be handed over, and that must connect again.
     #[serde(default)]
     pub reconnect: Vec<String>,
-    /// Why it has failed: what stands in `error` of a refusal.
+    /// Why it failed, in the form of the `error` object of a refusal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<serde_json::Value>,
 }
 
 impl TakingOver {
-    /// Why it has failed.
+    /// Returns why it failed.
     #[must_use]
     pub fn to_failure(&self) -> Option<Failure> {
         Failure::from_error(self.failure.as_ref()?)
     }
 
-    /// Lines for people.
+    /// Formats the report as text for people.
     #[must_use]
     pub fn text(&self) -> String {
         let Self { pid, .. } = self;

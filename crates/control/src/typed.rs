@@ -1,10 +1,10 @@
-//! A value of an option on its way through JSON and TOML.
+//! A value of an option, as it passes through JSON and TOML.
 
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 use serde::ser::{Serialize, Serializer};
 use std::fmt;
 
-/// A value as it was typed: a number, true or false, or a text.
+/// A value as the user typed it: a number, true or false, or a text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Typed(pub String);
 

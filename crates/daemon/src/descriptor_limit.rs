@@ -1,26 +1,28 @@
-//! How many files the daemon may open. One that has too few says that it is ready, and serves nobody: so it asks for all that it can have, and
-//! refuses to start with less than it needs.
+//! Raises the limit of open files to the maximum, and refuses to start with fewer than the
+//! configuration needs. A daemon with too few would report that it is ready and serve no client.
 
 use bcached_config::Config;
 use bcached_control::failure::{Failure, Kind};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What a daemon without devices has open: standard streams, sockets, what its threads wait for. Seventeen, and some room.
+/// What a daemon without devices has open: standard streams, sockets, and the descriptors that its
+/// threads wait on. Seventeen, plus some reserve.
 const OWN: u64 = 20;
 
-/// A cache: its device and what is under that, its note, its engine's ring and bell, and the device that comes in place of one that is gone.
+/// A cache: its device and the device below it, its note, its engine's ring and bell, and the
+/// device that replaces one that is gone.
 const OF_CACHE: u64 = 6;
 
-/// A volume: its device and what is under that, and the one that comes in its place.
+/// A volume: its device and the device below it, and the one that replaces it.
 const OF_VOLUME: u64 = 3;
 
-/// Clients, commands, and files that are looked at, at the same time: the fewest with which anybody could work.
+/// Clients, commands, and files that are read at the same time: the fewest that allow any work.
 const OF_OTHERS: u64 = 12;
 
-/// Takes what can be had.
+/// Raises the limit as far as allowed.
 ///
 /// # Errors
-/// It is too little for what is configured.
+/// It is too low for the configuration.
 pub fn provide(config: &Config) -> Result<(), Failure> {
     let limits = getrlimit(Resource::Nofile);
     let most = limits.maximum;

@@ -1,4 +1,4 @@
-//! Why an engine refuses, in the words and with the exit status of the program.
+//! Turns the errors of an engine into the messages and exit statuses of the program.
 
 use bcached_control::failure::{CANNOT_OPEN, Failure, Kind, cannot_open};
 use bcached_control::jobs::Verb;
@@ -10,21 +10,22 @@ use bcached_offline::bucket_memory;
 use bcached_uring::note::NoteError;
 use std::path::Path;
 
-/// How an advice ends that is done by hand only where the daemon does not do it.
+/// The end of an advice to do by hand what the daemon does not do itself.
 pub const START_AGAIN: &str = ", then start again";
 
-/// The machine does not give what an engine needs.
+/// The machine lacks something that an engine needs.
 pub fn of_machine(why: String) -> Failure {
     Failure::new(Kind::Io, CANNOT_OPEN).why(why)
 }
 
-/// Why the note of the set cannot be had; on the cache device at `device`, unless it was open before.
+/// Why the note of the set cannot be opened; on the cache device at `device`, unless the set was
+/// open before.
 pub fn of_note(device: Option<&Path>, error: &NoteError) -> Failure {
     let failure = |kind| {
         Failure::new(kind, device.map_or_else(|| CANNOT_OPEN.to_owned(), cannot_open)).why(error.to_string())
     };
     match error {
-        // The device itself could be claimed.
+        // The cache device itself could be claimed.
         NoteError::InUse(_) => failure(Kind::InUse).next(
             "stop the other daemon; if it serves another device, that bears the same UUID, and one is a copy of the other; nothing \
              overrides this",
@@ -42,8 +43,8 @@ pub fn of_note(device: Option<&Path>, error: &NoteError) -> Failure {
     }
 }
 
-/// The device at `device` holds a new cache, with the UUID of a set whose note still has keys of a killed process. Served, it would
-/// take the note from the set that can replay it.
+/// The device at `device` holds a new cache whose set UUID has a note with keys of a killed
+/// process. If it were served, it would take the note from the set that can replay it.
 pub fn of_foreign_note(device: &Path, note: &Path) -> Failure {
     let note = note.display();
     Failure::new(Kind::DataLoss, cannot_open(device))
@@ -56,13 +57,13 @@ pub fn of_foreign_note(device: &Path, note: &Path) -> Failure {
         ))
 }
 
-/// It has not answered in time.
+/// The engine has not answered in time.
 pub fn silent(name: &str) -> Failure {
     Failure::new(Kind::Io, format!("the engine of {name} does not answer at present"))
         .next("`bcached status` says which device does not answer; ask again")
 }
 
-/// What happened first, whoever has met its consequences.
+/// The first error, of which a later one is a consequence.
 fn first(error: &Error) -> &Error {
     match error {
         Error::Failed(before) => first(before),
@@ -79,7 +80,7 @@ pub fn is_full(error: &Error) -> bool {
     }
 }
 
-/// The same as [`of_open`]; of a set that is damaged the log has the details.
+/// The same as [`of_open`]. If the set is damaged, the details go to the log.
 pub fn of_open_logged(device: &Path, table: u64, error: &Error) -> Failure {
     if is_damage(error) {
         tracing::error!(event = "set-damaged", "{}: {error}", device.display());
@@ -87,8 +88,8 @@ pub fn of_open_logged(device: &Path, table: u64, error: &Error) -> Failure {
     of_open(device, table, error)
 }
 
-/// Why the set on the cache device at `device` cannot be opened. `table`: what the table of its buckets takes of its part
-/// of the memory, in bytes.
+/// Why the set on the cache device at `device` cannot be opened. `table` is how much of its share
+/// of the memory the bucket table takes, in bytes.
 pub fn of_open(device: &Path, table: u64, error: &Error) -> Failure {
     let failure = |kind| Failure::new(kind, cannot_open(device)).why(error.to_string());
     let device = device.display();
@@ -109,7 +110,8 @@ pub fn of_open(device: &Path, table: u64, error: &Error) -> Failure {
             .next("`bcached check` says what that costs, and writes nothing; keep its devices as they are"),
         Error::NotACache => failure(Kind::NotBcache),
         error if error.may_pass() => failure(Kind::DeviceFails).next("look at the device"),
-        // What a failed flush has dropped, or a missing end held, is not known, and another opening would not know of it.
+        // What a failed flush has dropped, or what a missing end of the device held, is unknown,
+        // and another opening would not notice it.
         Error::Io { .. } | Error::Failed(_) => {
             failure(Kind::Damaged).next("look at the device, then start the daemon again")
         }
@@ -117,7 +119,8 @@ pub fn of_open(device: &Path, table: u64, error: &Error) -> Failure {
     }
 }
 
-/// Why a set has not been stopped in order, and what that means for its next start. `what` says which set.
+/// Why a set was not stopped in order, and what that means for its next start. `what` says which
+/// set.
 pub fn of_stop(what: String, error: &Error) -> Failure {
     let failure = Failure::new(Kind::Io, what).why(error.to_string());
     match first(error) {
@@ -151,7 +154,7 @@ pub fn of_stop(what: String, error: &Error) -> Failure {
 /// What becomes of a set that was not stopped in order, if nothing is known to be wrong with it.
 pub const RECOVERS: &str = "the next start recovers it as after a crash";
 
-/// The set's metadata are not what they must be, or contradict each other.
+/// True if the set's metadata are invalid, or contradict each other.
 fn is_damage(error: &Error) -> bool {
     match error {
         Error::Inconsistent(why) => *why != NOT_GIVEN,
@@ -164,7 +167,7 @@ fn is_damage(error: &Error) -> bool {
     }
 }
 
-/// What is damaged, for people: which bytes make no sense is for the log.
+/// What is damaged, for users: the exact bytes are for the log.
 pub fn damage(error: &Error) -> String {
     match error {
         Error::Node { .. } => "its index is damaged".to_owned(),
@@ -178,7 +181,7 @@ pub fn damage(error: &Error) -> String {
     }
 }
 
-/// Why long work on a volume has come to nothing.
+/// Why a job on a volume has failed.
 pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
     let what = match verb {
         Verb::Flush => format!("not all of {name} could be written back"),
@@ -209,7 +212,7 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
         }
         _ => {}
     }
-    // Only what the backing device does leaves the cache as it is.
+    // Only an error of the backing device leaves the cache as it is.
     let is_of_cache = !matches!(
         error,
         Error::Io { doing: Doing::Backing | Doing::BackingFlush, .. } | Error::LostWrites | Error::Cancelled
@@ -231,11 +234,11 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
     Failure::new(kind, what).why(error.to_string()).next(next)
 }
 
-/// What to do where the table of a set has no slot left.
+/// What to do if the volume table of a set has no free slot.
 const FREES_SLOTS: &str = "give up a volume that is not wanted any more (`bcached detach`, `bcached forget`), then start again, which makes its slot free; \
     a cache with larger buckets has more slots";
 
-/// Why a volume in the cache alone is not made, or not served.
+/// Why a flash-only volume is not made, or not served.
 pub fn of_flash(name: &str, error: &Error) -> Failure {
     let failure = |kind, why: String| Failure::new(kind, format!("cannot add {name}")).why(why);
     match error {
@@ -330,7 +333,7 @@ pub fn of_attach(name: &str, error: &Error) -> Failure {
     }
 }
 
-/// Why the device at `path` does not take the place of the one that was under the volume.
+/// Why the device at `path` does not replace the former backing device of the volume.
 pub fn of_return(name: &str, path: &Path, error: &Error) -> Failure {
     let failure = not_taken_up(name, path);
     match error {
@@ -343,7 +346,7 @@ pub fn of_return(name: &str, path: &Path, error: &Error) -> Failure {
     }
 }
 
-/// Why the device at `path` does not take the place of the one that the cache was on.
+/// Why the device at `path` does not replace the former cache device.
 pub fn of_cache_return(name: &str, path: &Path, error: &Error) -> Failure {
     let failure = not_taken_up(name, path);
     match error {
@@ -354,7 +357,7 @@ pub fn of_cache_return(name: &str, path: &Path, error: &Error) -> Failure {
     }
 }
 
-/// The same, before it is known why.
+/// The same failure, without a reason yet.
 pub fn not_taken_up(name: &str, path: &Path) -> Failure {
     Failure::new(Kind::Io, format!("cannot take up {} for {name}", path.display()))
 }
@@ -396,7 +399,8 @@ mod tests {
         assert!(of_attach("tank", &full).to_string().contains("free space on the file systems below"));
         assert!(!is_full(&Error::NoSpace), "buckets are another matter");
     }
-    /// Of a damaged set, too, a stop promised that the next start would recover it.
+    /// What a failed stop promises is what the next start does. It once promised recovery also of a
+    /// damaged set.
     #[test]
     fn what_a_failed_stop_promises_is_what_the_next_start_does() {
         let told = |error| of_stop("it could not be stopped in order".to_owned(), &error).to_string();

@@ -1,7 +1,8 @@
-//! The newest of what the log has said, for who asks the daemon instead of reading the log.
+//! Keeps the newest events of the log, for clients that ask the daemon instead of reading the log.
 //!
-//! One ring for all readers: each remembers what it has seen, so a slow one costs nothing and loses the oldest, and is told how many. A
-//! daemon's events are those that its log has, with its filter; the level of detail is chosen there.
+//! There is one ring for all readers. Each remembers what it has seen, so a slow reader costs
+//! nothing: it misses the oldest events and is told how many. The events are those of the daemon's
+//! log after its filter; the level of detail is chosen there.
 
 use crate::control_server::AskEvents;
 use crate::log::Line;
@@ -14,22 +15,22 @@ use std::time::{Duration, Instant};
 use tracing::{Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
-/// Events that are known.
+/// Events that are kept.
 const EVENTS_MAX: usize = 1024;
 
-/// Bytes of a message or another text that are kept: what a client said may be long.
+/// Bytes of a message or another text that are kept: what a client sent may be long.
 const TEXT_MAX: usize = 2048;
 
-/// How long somebody waits for the next one: less than a client waits for an answer.
+/// How long a request waits for the next event: less than a client waits for an answer.
 const WAIT: Duration = Duration::from_secs(5);
 
-/// Who waits at once; others are answered at once, and ask again.
+/// Requests that may wait at once; further ones are answered at once, and their clients ask again.
 const WAITING_MAX: usize = 16;
 
-/// The ring.
+/// The events and the last sequence number.
 #[derive(Default)]
 struct Ring {
-    /// The sequence of the last one; 0: there was none.
+    /// The sequence number of the last event; 0 if there was none.
     last: u64,
     events: VecDeque<Event>,
 }
@@ -38,7 +39,7 @@ struct Ring {
 struct Known {
     daemon: String,
     ring: Mutex<Ring>,
-    /// There is a new one.
+    /// Notified at each new event.
     rung: Condvar,
     waiting: AtomicUsize,
 }
@@ -58,7 +59,8 @@ impl Known {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same once there is something after that, or after a while; at once, if too many wait already.
+    /// Returns the ring once it has an event after `seen`, or after [`WAIT`]; at once if too many
+    /// requests wait already.
     fn more_than(&self, seen: u64) -> MutexGuard<'_, Ring> {
         let deadline = Instant::now() + WAIT;
         let is_one_of_few = self.waiting.fetch_add(1, Ordering::Relaxed) < WAITING_MAX;
@@ -84,7 +86,7 @@ impl Ring {
         self.events.push_back(Event { sequence: self.last, ..event });
     }
 
-    /// What came after the one of this sequence, and how many of that are gone.
+    /// Returns the events after the sequence number `seen`, and how many of those are gone.
     fn after(&self, seen: u64) -> (Vec<Event>, u64) {
         let first = self.events.front().map_or(self.last + 1, |event| event.sequence);
         let lost = first.saturating_sub(seen.saturating_add(1));
@@ -92,7 +94,8 @@ impl Ring {
     }
 }
 
-/// What the control thread calls: what came after that sequence, once there is any, or after a while.
+/// Returns the function that the control thread calls: it returns the events after a sequence
+/// number, if asked to once there are any, or after [`WAIT`].
 pub fn ask() -> AskEvents {
     Box::new(|seen, waits| {
         let known = known();
@@ -102,7 +105,7 @@ pub fn ask() -> AskEvents {
     })
 }
 
-/// Puts what is logged into the ring.
+/// Puts the log's events into the ring.
 pub struct Keeper;
 
 impl<S: Subscriber> Layer<S> for Keeper {
@@ -134,7 +137,7 @@ fn add(event: Event) {
     known.rung.notify_all();
 }
 
-/// Keeps what the log itself has to say, which goes through no filter.
+/// Keeps an event of the log itself, which passes no filter.
 pub fn keep(level: &str, event: &str, message: String) {
     add(Event {
         sequence: 0,
@@ -170,7 +173,7 @@ mod tests {
         }
     }
 
-    /// A reader that is too slow is told how many it has missed, to the one.
+    /// A reader that is too slow is told exactly how many events it has missed.
     #[test]
     fn what_is_lost_is_counted() {
         let mut ring = Ring::default();

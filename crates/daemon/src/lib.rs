@@ -1,16 +1,20 @@
-//! The daemon: what `bcached serve` runs, and what asks it.
+//! The daemon: what `bcached serve` runs, and how it is queried.
 //!
 //! ```text
-//!   main thread   supervisor: opens devices, starts the rest, waits for signals, stops everything in order
-//!   engine NAME   one thread a cache set: executor, engine, and the pump of its port     (engine_thread)
-//!   control       HTTP and JSON on a unix socket, and signals; tokio lives here only     (control_server)
-//!   log           writes the log's lines, so that nobody waits for its reader              (log)
-//!   nbd-*, vhost-*, fuse-*, ublk *   the front ends' own threads, which meet the engines at the port (supervisor/fronts)
+//!   main thread   supervisor: opens devices, starts the rest, waits for signals, stops in order
+//!   engine NAME   one thread a cache set: executor, engine, the pump of its port (engine_thread)
+//!   control       HTTP and JSON on unix sockets                                  (control_server)
+//!   signals       catches the signals of the process                    (control_server::signals)
+//!   log           writes the log's lines, so that no thread waits for its reader            (log)
+//!   nbd-*, vhost-*, fuse-*, ublk *   the threads of the front ends, which meet the engines at
+//!                 the port                                                    (supervisor/fronts)
 //! ```
 //!
-//! The configuration is checked whole before any device is opened; devices are opened and claimed before any thread
-//! starts. What fails for one volume is its own reason in `status` and stops no other volume.
+//! Tokio runs in the threads of `control_server` only.
 //!
+//! The whole configuration is checked before any device is opened; devices are opened and claimed
+//! before any thread starts. A failure of one volume is reported in `status` with its own reason,
+//! and stops no other volume.
 #![forbid(unsafe_code)]
 
 mod control_server;

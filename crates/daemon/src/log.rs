@@ -1,5 +1,5 @@
-//! The log: lines on standard error, with the journal's priorities when the journal reads them. No thread waits for a line to be
-//! written: see `queue`.
+//! The log: lines on standard error, with the journal's priorities if the journal reads them. No
+//! thread waits for a line to be written: see `queue`.
 
 mod queue;
 
@@ -25,10 +25,10 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 /// Which events are logged, in tracing's filter syntax; `info` unless set.
 const VARIABLE: &str = "BCACHED_LOG";
 
-/// What is logged if nothing is said of it, or nothing that is understood.
+/// The filter if none is set, or if it is not understood.
 const DEFAULT: &str = "info";
 
-/// How long the last lines may take at the end.
+/// How long writing the last lines may take at the end.
 const FLUSH: Duration = Duration::from_secs(2);
 
 /// How long an answer waits for the lines that were logged before it.
@@ -36,17 +36,18 @@ const BEFORE_ANSWER: Duration = Duration::from_millis(100);
 
 pub use queue::Condition;
 
-/// What this process logs; unset before [`init`].
+/// The log of this process; unset before [`init`].
 static LOG: OnceLock<Log> = OnceLock::new();
 
 struct Log {
     queue: Queue,
     priorities: bool,
-    /// The thread could not be started: whoever logs writes. Such a daemon does not get far, and is to say why.
+    /// The writer thread could not be started, so the logging thread writes. Such a daemon does not
+    /// get far, and is to say why.
     is_direct: bool,
 }
 
-/// Takes one line at a time, whole, as the formatter writes it.
+/// Receives one whole line at a time, as the formatter writes it.
 struct Lane(&'static Log);
 
 impl io::Write for Lane {
@@ -62,7 +63,8 @@ impl io::Write for Lane {
 
 impl Log {
     fn start() -> Self {
-        // The journal sets this variable for what it reads; elsewhere a word reads better than a number.
+        // The journal sets this variable for processes whose output it reads. Elsewhere a word
+        // reads better than a number.
         let priorities = std::env::var_os("JOURNAL_STREAM").is_some();
         let write = || {
             let log = LOG.wait();
@@ -83,46 +85,49 @@ impl Log {
     }
 }
 
-/// What panics say goes the same way, with the same bound: the panic of one engine must not wait for a reader, nor for the lock of standard error.
+/// Sends the output of panics the same way, with the same bound: the panic of one engine must wait
+/// neither for a reader nor for the lock of standard error.
 fn catch_panics(log: &'static Log) {
     std::panic::set_hook(Box::new(|panic| {
         let thread = thread::current();
         let name = thread.name().unwrap_or("unnamed");
         tracing::error!(event = "panic", "a fault of bcached, in its thread {name}: {panic}");
-        // Only if the environment asks for one.
+        // Captured only if the environment asks for it.
         let trace = Backtrace::capture();
         if trace.status() == BacktraceStatus::Captured {
             log.say(format!("{trace}\n").as_bytes());
         }
-        // The process may end by it.
+        // The panic may end the process.
         log.queue.flush(FLUSH);
     }));
 }
 
-/// How the log is doing.
+/// Returns the condition of the log.
 pub fn condition() -> Condition {
     LOG.get().map_or_else(Condition::default, |log| log.queue.condition())
 }
 
-/// Says a line that is no event, on standard error: through the log if there is one, at most [`FLUSH`] long, since the program is about to end.
+/// Writes a line that is no event to standard error: through the log if there is one. It takes at
+/// most [`FLUSH`], since the program is about to end.
 pub fn last_words(line: &str) {
     if let Some(log) = LOG.get() {
         log.say(format!("{line}\n").as_bytes());
         log.queue.flush(FLUSH);
     } else {
-        // Nobody may be reading, which is no reason to fail.
+        // It fails if standard error has no reader, which is no reason to fail here.
         let _unread = writeln!(io::stderr(), "{line}");
     }
 }
 
-/// Waits until all lines are written, for a while.
+/// Waits until all lines are written, at most [`FLUSH`].
 pub fn flush() {
     if let Some(log) = LOG.get() {
         log.queue.flush(FLUSH);
     }
 }
 
-/// Ready once the lines until now are written; soon in any case. Whoever has an answer finds in the log what led to it.
+/// Completes once the lines logged until now are written, or after [`BEFORE_ANSWER`]. So a client
+/// that has an answer finds in the log what led to it.
 pub async fn settled() {
     let Some(log) = LOG.get() else { return };
     let mark = log.queue.mark();
@@ -159,8 +164,9 @@ pub fn init() {
     }
 }
 
-/// What `text` asks for; the part of it that is not understood. A word by itself would be a part of the program, which alone is logged: all else
-/// would be silent, which nobody means who has misspelt a level.
+/// Parses `text` as a filter, or returns the part that is not understood. A single word that is no
+/// level is refused: tracing would take it for a part of the program and log that alone, but it is
+/// most likely a misspelt level.
 fn filter(text: &str) -> Result<EnvFilter, &str> {
     let parts = || text.split(',').filter(|part| !part.is_empty());
     let text = if parts().next().is_none() { DEFAULT } else { text };
@@ -174,7 +180,7 @@ fn filter(text: &str) -> Result<EnvFilter, &str> {
     EnvFilter::try_new(text).map_err(|_| text)
 }
 
-/// What a line begins with.
+/// The beginning of a line.
 fn prefix(priorities: bool, level: Level) -> String {
     let (priority, word) = match level {
         Level::ERROR => (3, "error: "),
@@ -203,7 +209,7 @@ where
         writer.write_str(&prefix(self.priorities, *event.metadata().level()))?;
         let mut line = Line::default();
         event.record(&mut line);
-        // What a device or client said must not forge lines.
+        // Text from a device or client must not forge lines.
         writer.write_str(&line.message.replace(['\n', '\r'], " "))?;
         if !line.fields.is_empty() {
             let fields: Vec<_> = line.fields.iter().map(|(name, value)| format!("{name}={value}")).collect();
@@ -213,12 +219,12 @@ where
     }
 }
 
-/// The message, and the other fields with their names; among them `event`, the stable id.
+/// The message and the other fields with their names; among them `event`, the stable id.
 #[derive(Default)]
 pub struct Line {
     /// The sentence.
     pub message: String,
-    /// In the order in which they were said.
+    /// In the order in which they were recorded.
     pub fields: Vec<(&'static str, String)>,
 }
 

@@ -1,7 +1,11 @@
-//! Protection from the OOM killer. Whoever has volumes mounted loses more with this process than the memory that its end
-//! frees: the unit for systemd says so with `OOMScoreAdjust`, and a daemon that root has started by hand does the same.
+//! Protection from the OOM killer.
 //!
-//! What this process executes in its place, or beside itself, has what was there before: the next bcached decides for itself.
+//! If this process is killed, users of mounted volumes lose more than the memory that its end
+//! frees. The systemd unit sets `OOMScoreAdjust` for that reason; a daemon that root has started by
+//! hand does the same for itself.
+//!
+//! Programs that this process executes, in its place or beside itself, get the score that it had
+//! before: the next bcached decides for itself.
 
 use std::sync::OnceLock;
 use std::{fs, io};
@@ -9,20 +13,21 @@ use std::{fs, io};
 /// As in the unit.
 const PROTECTED: i32 = -900;
 
-/// What a process says of itself.
+/// The score of this process.
 const OWN: &str = "/proc/self/oom_score_adj";
 
-/// What there was before this process protected itself, if it did.
+/// The score before this process protected itself, if it did.
 static BEFORE: OnceLock<i32> = OnceLock::new();
 
-/// Protects this process, if root has started it and neither systemd nor somebody else has decided about that.
+/// Protects this process if root has started it, unless systemd has started it or a score was
+/// chosen for it.
 pub fn protect() {
     let by_systemd = ["INVOCATION_ID", "NOTIFY_SOCKET"].iter().any(|name| std::env::var_os(name).is_some());
     if by_systemd || !rustix::process::geteuid().is_root() {
         return;
     }
     let protected = read().and_then(|before| {
-        // Who has chosen less than usual has meant it.
+        // A score below the default was chosen on purpose.
         if before < 0 {
             return Ok(None);
         }
@@ -38,10 +43,10 @@ pub fn protect() {
     }
 }
 
-/// Does `start`, which executes another program, without that protection.
+/// Runs `start`, which executes another program, without the protection.
 pub fn as_before<T>(start: impl FnOnce() -> T) -> T {
     let Some(before) = BEFORE.get() else { return start() };
-    // It may always be given up, and to take it back is as permitted as it was.
+    // Raising the score is always permitted, and lowering it again is as permitted as it was.
     let given_up = write(*before).is_ok();
     let started = start();
     if given_up && let Err(error) = write(PROTECTED) {

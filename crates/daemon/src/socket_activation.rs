@@ -1,5 +1,7 @@
-//! Sockets that systemd has bound and passes to the daemon that it starts (sd_listen_fds(3)): so a client that comes before it, or between two of it, waits and
-//! is not turned away. What each is for is said by its name: `nbd`, of which there may be several, `control` and `monitor`.
+//! Socket activation: sockets that systemd has bound and passes to the daemon that it starts
+//! (sd_listen_fds(3)). A client that connects before the daemon runs, or between two of its runs,
+//! waits and is not turned away. The name of a socket says what it is for: `nbd`, of which there
+//! may be several, `control` and `monitor`.
 
 use bcached_control::failure::{Failure, Kind};
 use bcached_port::socket::{At, Passed};
@@ -7,23 +9,23 @@ use bcached_uring::inherited_fds::descriptors;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 
-/// What was passed.
+/// The sockets that were passed.
 #[derive(Debug, Default)]
 pub struct Sockets {
-    /// Where NBD is served, and nowhere else if there is any.
+    /// Where NBD is served; if there are any, it is served nowhere else.
     pub nbd: Vec<Arc<Passed>>,
-    /// Where commands are taken.
+    /// The control socket.
     pub control: Option<Passed>,
-    /// Where one may only look.
+    /// The read-only socket.
     pub monitor: Option<Passed>,
 }
 
 const USES: &str = "name it `nbd`, `control` or `monitor` (FileDescriptorName= of its unit)";
 
-/// Takes what was passed to this process, before anything else is opened.
+/// Takes the sockets that were passed to this process, before anything else is opened.
 ///
 /// # Errors
-/// One of them cannot be what its name says.
+/// A socket does not fit its name.
 pub fn take() -> Result<Sockets, Failure> {
     let named = descriptors().map_err(|error| {
         Failure::new(Kind::Usage, "cannot take the sockets that were passed")

@@ -1,10 +1,13 @@
 //! The list by which udev keeps the kernel's bcache away from the configured devices
 //! (`packaging/udev/68-bcached.rules`).
 //!
-//! What no configuration names is never on it, and a daemon with a configuration elsewhere keeps none: there is one
-//! list and one configuration of the machine. A device that is missing at the moment must not lose its line, because
-//! the kernel would take it when it comes: what a former list said stays until every configured device is known. A
-//! list that a person wrote is never touched.
+//! * A device that is in no configuration is never on it.
+//! * A daemon with a configuration elsewhere keeps no list: the machine has one list and one
+//!   configuration.
+//! * A device that is missing at the moment must not lose its line, because the kernel would take
+//!   it when it appears. So the entries of a former list stay until every configured device is
+//!   known.
+//! * A list that a person wrote is never touched.
 
 use bcached_control::atomic_file;
 use bcached_control::paths;
@@ -27,8 +30,8 @@ pub struct OwnedList {
 }
 
 impl OwnedList {
-    /// Where this daemon keeps the list, if it keeps one: with the configuration of the machine, as root, where udev
-    /// has a directory for it.
+    /// Returns the path of this daemon's list, if it keeps one: with the machine's configuration,
+    /// as root, if udev has a directory for it.
     pub fn path_of_this_daemon(is_machines_configuration: bool) -> Option<PathBuf> {
         let usual = paths::of_machine(OWNED_RULES_PATH);
         let named = std::env::var_os(VARIABLE).filter(|folder| !folder.is_empty());
@@ -41,17 +44,17 @@ impl OwnedList {
         }
     }
 
-    /// The list at `path`, of which nothing is known yet.
+    /// The list at `path`, whose content is not known yet.
     pub const fn at(path: PathBuf) -> Self {
         Self { path, last: None }
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes the list say `known`; with `is_complete` nothing else.
+    /// Writes the list with the devices `known`, and with no others if `is_complete`.
     pub fn update(&mut self, known: Devices, is_complete: bool) {
         let now = (known, is_complete);
         if self.last.as_ref() == Some(&now) {
@@ -103,7 +106,7 @@ fn replace(path: &Path, known: &Devices, is_complete: bool) -> io::Result<Replac
         return Ok(Replaced::Same);
     }
     let text = owned_rules(&wanted.iter().copied().collect::<Vec<_>>());
-    // udev, too, finds the old file or the new one.
+    // udev, too, sees either the old file or the new one.
     atomic_file::write(path, &text)?;
     Ok(Replaced::By(wanted.len()))
 }

@@ -129,6 +129,7 @@ impl CacheSet {
         payload: Payload,
     ) -> Result<(), IoError> {
         let bytes = payload.len();
+        // In the step that submits it: invariant N1.
         self.count_written(cause, bytes);
         let written = self.cache().write(sector, payload).await;
         self.with(|s| s.cache_has_done(sector, bytes, written.is_ok()));

@@ -163,7 +163,7 @@ pub(crate) struct Inner {
 }
 
 /// What a background task does. A task waits only for tasks of later kinds, so a stop ends them in
-/// this order.
+/// this order (invariant L1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Duty {
     /// Makes changes on its own initiative: write-back, GC, parked data. Ends at
@@ -195,6 +195,7 @@ impl Held {
         if self.ticket.is_some() && self.pins.len() < self.count {
             return;
         }
+        // It waits for all of them at once, and holds none meanwhile: invariant L2.
         *self = Self::default();
         self.ticket = Some(set.inner.tickets.acquire(wanted).await);
         self.count = wanted;
@@ -238,6 +239,7 @@ impl CacheSet {
         let result = transition(&mut state);
         let nanoseconds = state.work.take();
         drop(state);
+        // All work is charged, so that long work yields (invariant L5).
         self.inner.env.charge(nanoseconds);
         result
     }
@@ -305,8 +307,8 @@ impl CacheSet {
         }
     }
 
-    /// Latches the first failure, or a later one that outweighs it because it is not transient.
-    /// Wakes all waiters.
+    /// Latches the first failure (invariant D36), or a later one that outweighs it because it is
+    /// not transient. Wakes all waiters (invariant L1).
     pub(crate) fn fail(&self, error: Error) -> Error {
         let is_gone = matches!(&error, Error::Io { source, .. } if source.kind == IoErrorKind::Gone);
         let is_volatile = self.cache().info().volatile_cache;
@@ -363,7 +365,7 @@ impl CacheSet {
     }
 
     /// Runs an attempt that changes nothing in the tree. It also works on a failed set: what is in
-    /// memory is right, and what was written stays readable.
+    /// memory is right, and what was written stays readable (invariant D36).
     pub(crate) async fn attempt_reading<T>(
         &self,
         transition: impl FnMut(&mut State) -> Attempt<T>,
@@ -407,6 +409,7 @@ impl CacheSet {
                 Some(need) => self.see_to(need, &mut held).await?,
                 None => {}
             }
+            // One piece of work ends here, if it has been long: invariant L5.
             self.env().breathe().await;
             need = match self.try_once(changes, pending, &mut transition)? {
                 Attempt::Done(Some(result)) => return Ok(result),
@@ -420,7 +423,7 @@ impl CacheSet {
     }
 
     /// Runs one try. If `pending` is set, puts the key that ends there instead, without a result.
-    /// Notifies the tasks concerned.
+    /// Changes nothing in a set that has failed (invariant D36). Notifies the tasks concerned.
     #[inline]
     fn try_once<T>(
         &self,

@@ -316,6 +316,7 @@ impl State {
         // The note of the earlier process is older than the first flush of this start.
         let is_proven = self.note_held && self.buckets.flushes().have_succeeded();
         self.buckets.flushes().ends(result);
+        // Only what the first flush has proven outlives a failed one in the note: invariant D32.
         if result.is_err() && !is_proven {
             self.give_up();
         }
@@ -389,6 +390,7 @@ impl State {
 
     /// Returns the counters of the set and of a volume, for counting something that has a window.
     pub fn stats_of(&mut self, id: VolumeId) -> (&mut Stats, Option<&mut VolumeStats>) {
+        // Both are advanced to the present before anything is counted: invariant N2.
         self.stats.turn(self.now);
         let mut volume = self.volumes.get_mut(id).map(|volume| &mut volume.stats);
         if let Some(volume) = &mut volume {

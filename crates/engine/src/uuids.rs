@@ -84,7 +84,8 @@ impl UuidTable {
         table
     }
 
-    /// The slot of a volume. `None`: there is no such number, or its slot is doubted.
+    /// The slot of a volume. `None`: there is no such number, or its slot is doubted, so that
+    /// nothing is served or invalidated because of it (invariant D19).
     #[must_use]
     pub fn slot(&self, inode: Inode) -> Option<&UuidSlot> {
         self.slots.get(inode.0 as usize).filter(|_| !self.doubted.contains(&inode))
@@ -216,6 +217,7 @@ impl UuidTable {
     pub fn give_up(&mut self, inode: Inode, seconds: u32) {
         let Some(slot) = self.slot_mut(inode).filter(|slot| slot.is_used()) else { return };
         slot.release(seconds);
+        // An inode under which this process has served a volume is not used again: invariant D18.
         if !self.lived.contains(&inode) {
             self.long_gone.insert(inode);
         }

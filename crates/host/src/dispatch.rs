@@ -362,7 +362,7 @@ mod tests {
     /// Proves that a loss is reported by flushes requested after it. It was once considered
     /// reported by any durable operation: by a write with FUA, whose client sees only that write
     /// fail and believes the rest to be safe; or by a flush that was requested before part of the
-    /// loss.
+    /// loss. Proves invariant D33.
     #[test]
     fn a_loss_is_told_by_flushes_that_were_asked_for_after_it() {
         let (Rig { mut executor, host, .. }, volume) = served(&backing(7));

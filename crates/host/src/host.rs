@@ -519,6 +519,7 @@ impl Host {
                 .with(|state| state.why.clone())
                 .map_or(Error::Stopping, |why| Error::Failed(Box::new(why)))),
         };
+        // The stop is the last flush, and reports what none has reported: invariant D33.
         let owes = self.with(|state| !state.owes.is_empty());
         let told = if owes { Err(Error::LostWrites) } else { Ok(()) };
         of_main.and(of_bypass).and(told)

@@ -77,7 +77,7 @@ async fn flushed_in_time(host: &Host, set: &CacheSet) -> bool {
     let env = &host.inner().env;
     let progress = Rc::new(Cell::new(Progress::UnderWay));
     // An operation in flight on a device cannot be cancelled. The task ends when the device
-    // completes it, whether or not the caller still waits.
+    // completes it, whether or not the caller still waits (invariant L8).
     env.spawn(flush_backings(host.clone(), set.clone(), Rc::clone(&progress)));
     let until = env.now() + host.inner().opening.limits.quiesce;
     while progress.get() == Progress::UnderWay && env.now() < until {
@@ -87,7 +87,7 @@ async fn flushed_in_time(host: &Host, set: &CacheSet) -> bool {
 }
 
 async fn flush_backings(host: Host, set: CacheSet, progress: Rc<Cell<Progress>>) {
-    // A write that completes after the flushes would not be covered by them.
+    // A write that completes after the flushes would not be covered by them (invariant D39).
     set.drained().await;
     let volumes: Vec<VolumeId> = set.volumes().iter().map(|info| info.id).collect();
     for id in volumes {
@@ -208,6 +208,7 @@ mod tests {
     /// volumes, and kept volumes that need no cache from their disks.
     #[test]
     fn a_disk_that_hangs_keeps_nobody_else_from_being_served() {
+        // Proves invariant L8.
         let (files, hung) = ([backing(3), backing(4)], Rc::new(Hung::default()));
         let wrap = |driver| Box::new(Hanging(driver, Rc::clone(&hung))) as Box<dyn Driver>;
         let (mut rig, well) = served_through(&files[0], wrap);

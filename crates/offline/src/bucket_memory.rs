@@ -1,6 +1,8 @@
-//! Memory that the table of a cache's buckets takes while the cache is served, and what people are told of it.
+//! The memory that a cache's bucket table takes while the cache is served, and the messages about
+//! it.
 //!
-//! It depends on the number of buckets alone, which whoever makes a cache chooses and nobody changes later.
+//! It depends only on the number of buckets, which is chosen when the cache is made and does not
+//! change later.
 
 use crate::device::{self, Access};
 use crate::superblock::{self, Found};
@@ -11,35 +13,36 @@ use bcached_engine::{bucket_table_bytes, node_budget_min};
 use bcached_format::{CacheSuperblock, Geometry, Superblock};
 use std::path::Path;
 
-/// A table up to so many bytes is not worth a word: half of what `memory` gives nodes by default.
+/// The size in bytes up to which a table is not worth a message: half of what `memory` gives nodes
+/// by default.
 pub const NOTABLE: u64 = 64 << 20;
 
-/// The largest bucket that a superblock can name in its plain field, in sectors.
+/// The largest bucket that a superblock can have in its plain field, in sectors.
 const BUCKET_SECTORS_MAX: u64 = 32_768;
 
-/// Memory of a table of so many buckets, in bytes.
+/// Memory of a table of this many buckets, in bytes.
 #[must_use]
 pub const fn of(buckets: u64) -> u64 {
     bucket_table_bytes(buckets)
 }
 
-/// The least memory in which a set like this can be served, in bytes: its table, and nodes.
+/// The least memory in which this set can be served, in bytes: its table and its nodes.
 #[must_use]
 pub fn least(superblock: &CacheSuperblock) -> u64 {
     let nodes = node_budget_min(Geometry::of(superblock).node_sectors(), 0);
     of(superblock.buckets()).saturating_add(nodes as u64)
 }
 
-/// A part of the memory that a set of `bytes` needs is too small: what to do.
+/// What to do if a set that needs `bytes` gets too little memory.
 #[must_use]
 pub fn more(bytes: u64) -> String {
-    // Half of the memory is for sets; one of several shares that with the others.
+    // Half of the memory is for sets; several sets share it.
     let memory = bytes.saturating_mul(2).div_ceil(1 << 20);
     format!("give [daemon] `memory` of {memory}M or more for each cache that is configured")
 }
 
-/// The set on `device` is not opened with `bytes` of memory, because it needs `least`. `advised`: the `memory` with which each
-/// cache could have so much.
+/// Why the set on `device` is not opened: it has `bytes` of memory and needs `least`. `advised` is
+/// the `memory` with which each cache would have enough.
 #[must_use]
 pub fn too_large(device: &str, (bytes, least): (u64, u64), buckets: u64, advised: u64) -> Failure {
     let table = of(buckets);
@@ -56,7 +59,7 @@ pub fn too_large(device: &str, (bytes, least): (u64, u64), buckets: u64, advised
         ))
 }
 
-/// What the table of the buckets of the cache on `device` takes, if that is notable.
+/// A sentence about the bucket table of the cache on `device`, if it is notable.
 #[must_use]
 pub fn told(device: &str, buckets: u64, config: &Config) -> Option<String> {
     let place = if config.memory_is_said { "within" } else { "beside the default of" };
@@ -69,7 +72,7 @@ pub fn told(device: &str, buckets: u64, config: &Config) -> Option<String> {
     })
 }
 
-/// What the devices of configured caches tell of memory, as far as they can be read now: a sentence each.
+/// A sentence about the memory of each configured cache, as far as its device can be read now.
 #[must_use]
 pub fn of_configured(config: &Config) -> Vec<String> {
     let ways = || config.volumes.iter().map(|volume| volume.ways);
@@ -88,7 +91,8 @@ pub fn of_configured(config: &Config) -> Vec<String> {
     config.caches.iter().filter_map(sentence).collect()
 }
 
-/// What the table of so many buckets of so many sectors takes, and how it would take less: a sentence, if it is much.
+/// A sentence about the memory of this many buckets of this size in sectors, and how it could be
+/// less, if it is notable.
 #[must_use]
 pub fn advice(buckets: u64, bucket_sectors: u64) -> Option<String> {
     if of(buckets) <= NOTABLE {
@@ -101,7 +105,8 @@ pub fn advice(buckets: u64, bucket_sectors: u64) -> Option<String> {
     })
 }
 
-/// What the table of a cache takes that is there, and how one that is made anew would take less, if it is much: a clause.
+/// A clause about the memory of an existing cache's table, and how a cache made anew would take
+/// less, if it is notable.
 #[must_use]
 pub fn of_cache(buckets: u64, bucket_sectors: u64) -> String {
     let takes = format!("{} of memory while it is served", human(of(buckets)));
@@ -110,7 +115,8 @@ pub fn of_cache(buckets: u64, bucket_sectors: u64) -> String {
         .map_or(takes.clone(), |(option, memory)| format!("{takes}; made with `{option}` it takes {memory}"))
 }
 
-/// The option of `make` with which the table of the same device is not notable, or as small as can be, and what that takes.
+/// The option of `make` with which the table for the same device is not notable, or as small as
+/// possible, and its memory.
 fn better(buckets: u64, bucket_sectors: u64) -> Option<(String, String)> {
     let larger = core::iter::successors(Some(bucket_sectors), |sectors| sectors.checked_mul(2));
     let mut larger = larger.skip(1).take_while(|sectors| *sectors <= BUCKET_SECTORS_MAX);

@@ -1,5 +1,5 @@
-//! Devices as the offline commands use them: `bcached-uring` opens, claims and does the I/O; here bytes can be asked
-//! for at any offset.
+//! Devices for the offline commands: `bcached-uring` opens and claims them and does the I/O; this
+//! module reads bytes at any offset.
 
 use bcached_control::failure::Failure;
 use std::path::Path;
@@ -8,7 +8,7 @@ pub use bcached_uring::{Access, Device, DeviceKind};
 
 const SECTOR: u64 = 512;
 
-/// Opens `path`. An image file takes blocks of any size, whatever disk it lies on.
+/// Opens `path`. An image file accepts blocks of any size, whatever disk it is on.
 ///
 /// # Errors
 /// It does not exist, may not be opened, is no device, or is in use (not for [`Access::Look`]).
@@ -26,7 +26,7 @@ pub fn length(device: &Device) -> u64 {
     device.info().sectors * SECTOR
 }
 
-/// Up to `count` bytes from byte `offset` on; fewer where the device ends.
+/// Reads up to `count` bytes from byte `offset` on; fewer at the end of the device.
 ///
 /// # Errors
 /// The device's.
@@ -44,7 +44,7 @@ pub fn read(device: &Device, offset: u64, count: usize) -> Result<Vec<u8>, Failu
     Ok(bytes)
 }
 
-/// Overwrites `count` bytes at byte `offset` with zeroes and leaves the rest of their blocks as it is.
+/// Overwrites `count` bytes at byte `offset` with zeroes, and keeps the rest of their blocks.
 ///
 /// # Errors
 /// The device's.
@@ -59,7 +59,7 @@ pub fn erase(device: &Device, offset: u64, count: usize) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Ranges here are at most as long as the memory that holds them.
+/// Converts a length; all ranges here fit into memory.
 fn to_index(bytes: u64) -> usize {
     usize::try_from(bytes).expect("a range that fits in memory")
 }

@@ -8,7 +8,8 @@ use std::io;
 
 const SECTOR_BYTES: usize = 512;
 
-/// A device that remembers whether reading it failed: a finding about bytes that could not be read is not damage.
+/// A device that remembers whether a read has failed: a finding about bytes that could not be read
+/// is not damage.
 pub struct Image<'a> {
     device: &'a Device,
     failed: RefCell<Option<Failure>>,
@@ -20,7 +21,7 @@ impl<'a> Image<'a> {
         Self { device, failed: RefCell::new(None) }
     }
 
-    /// The first failure to read.
+    /// The first read failure.
     pub fn failure(&self) -> Option<Failure> {
         self.failed.borrow().clone()
     }
@@ -28,7 +29,7 @@ impl<'a> Image<'a> {
 
 impl ReadAt for Image<'_> {
     fn read_at(&self, sector: u64, buffer: &mut [u8]) -> io::Result<()> {
-        // A device reads whole sectors, the checker as many bytes as a structure has.
+        // A device reads whole sectors, the checker exactly the bytes of a structure.
         let mut whole = vec![0; buffer.len().next_multiple_of(SECTOR_BYTES)];
         self.device.read_at(sector, &mut whole).map_err(|error| {
             let other = io::Error::other(error.to_string());

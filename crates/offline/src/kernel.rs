@@ -1,4 +1,4 @@
-//! The kernel's bcache, as its files in sysfs show it and take orders.
+//! The kernel's bcache, by its control files in sysfs.
 //!
 //! `BCACHED_SYSFS` names another tree than `/sys`.
 
@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 /// Names another tree.
 pub const VARIABLE: &str = "BCACHED_SYSFS";
 
-/// The kernel's bcache, if it is there.
+/// The kernel's bcache, if it is loaded.
 #[derive(Clone, Debug)]
 pub struct Kernel {
     root: PathBuf,
 }
 
 impl Kernel {
-    /// That of the machine.
+    /// The kernel's bcache of this machine.
     #[must_use]
     pub fn of_this_machine() -> Self {
         let named = std::env::var_os(VARIABLE).filter(|root| !root.is_empty());
@@ -29,7 +29,7 @@ impl Kernel {
         self.root.join("fs/bcache/register")
     }
 
-    /// It is there, and takes devices from this process.
+    /// Checks that it is loaded and accepts devices from this process.
     ///
     /// # Errors
     /// It is not, or does not.
@@ -49,15 +49,16 @@ impl Kernel {
         })
     }
 
-    /// Gives it a device, a path or `UUID=..`; one that it has already is no error.
+    /// Registers a device, given as a path or `UUID=..`. One that is registered already is no
+    /// error.
     ///
     /// # Errors
-    /// It does not take it.
+    /// The kernel refuses it.
     pub fn register(&self, name: &str) -> Result<(), Failure> {
         let path = devices::resolve(name)?;
         match write(&self.register_file(), &path.display().to_string()) {
             Ok(()) => Ok(()),
-            // udev may have been faster.
+            // udev may have registered it first.
             Err(_) if self.has(&path) => Ok(()),
             Err(error) => Err(Failure::new(Kind::Io, format!("the kernel does not take {}", path.display()))
                 .why(error.to_string())
@@ -65,7 +66,7 @@ impl Kernel {
         }
     }
 
-    /// Whether it has the device.
+    /// Whether the device is registered.
     fn has(&self, device: &Path) -> bool {
         let real = std::fs::canonicalize(device).unwrap_or_else(|_| device.to_owned());
         let name = real.file_name().unwrap_or_default();
@@ -83,17 +84,18 @@ pub struct InKernel {
     /// Its backing devices.
     pub backings: Vec<PathBuf>,
     folder: PathBuf,
-    /// What sysfs has of the backing devices.
+    /// The backing devices' directories in sysfs.
     folders: Vec<PathBuf>,
-    /// The block devices that it serves, as sysfs has them.
+    /// The directories in sysfs of the block devices that it serves.
     volumes: Vec<PathBuf>,
 }
 
 impl Kernel {
-    /// The set that is called `typed`: by its UUID or the first 8 digits of it, by one of its devices, or by a volume (`bcache0`).
+    /// Finds the set that `typed` names: by its UUID or at least 8 leading digits of it, by one of
+    /// its devices, or by a volume (`bcache0`).
     ///
     /// # Errors
-    /// Several are.
+    /// `typed` names several sets.
     pub fn set(&self, typed: &str) -> Result<Option<InKernel>, Failure> {
         let entries = std::fs::read_dir(self.root.join("fs/bcache")).into_iter().flatten().flatten();
         let sets = entries.map(|entry| entry.path()).filter(|path| path.join("stop").exists());
@@ -131,7 +133,7 @@ impl InKernel {
                 name.strip_prefix(kind)
                     .is_some_and(|number| number.starts_with(|digit: char| digit.is_ascii_digit()))
             };
-            // The link leads to the folder `bcache` of a block device.
+            // The link leads to the directory `bcache` of a block device.
             let Ok(there) = std::fs::canonicalize(&entry) else { continue };
             let Some(block) = there.parent() else { continue };
             if is("cache") {
@@ -164,7 +166,7 @@ impl InKernel {
         std::iter::once(&self.cache).chain(&self.backings)
     }
 
-    /// Who uses its volumes, a sentence each; `bcache0 is in use by the mount /mnt`.
+    /// Returns the users of its volumes, a sentence each: `bcache0 is in use by the mount /mnt`.
     #[must_use]
     pub fn users(&self) -> Vec<String> {
         let mut users = Vec::new();
@@ -191,7 +193,7 @@ impl InKernel {
         users
     }
 
-    /// This process may stop it.
+    /// Checks that this process may stop it.
     ///
     /// # Errors
     /// It may not.
@@ -204,10 +206,10 @@ impl InKernel {
         })
     }
 
-    /// Tells the kernel to let go of it; dirty data stays on the cache.
+    /// Tells the kernel to release it; dirty data stays on the cache.
     ///
     /// # Errors
-    /// The kernel does not listen.
+    /// The kernel does not accept that.
     pub fn stop(&self) -> Result<(), Failure> {
         let cannot = |file: &Path, error: &io::Error| {
             Failure::new(Kind::Io, format!("cannot take {} from the kernel", self.uuid))
@@ -218,7 +220,7 @@ impl InKernel {
         for file in folders.map(|folder| folder.join("stop")) {
             match write(&file, "1") {
                 Ok(()) => {}
-                // It has gone with the set.
+                // It has disappeared with the set.
                 Err(_) if !file.exists() => {}
                 Err(error) => return Err(cannot(&file, &error)),
             }
@@ -226,7 +228,7 @@ impl InKernel {
         Ok(())
     }
 
-    /// What the kernel still has of it.
+    /// Returns what the kernel still has of it.
     #[must_use]
     pub fn left(&self) -> Vec<String> {
         let all = std::iter::once(&self.folder).chain(&self.folders).chain(&self.volumes);
@@ -234,7 +236,7 @@ impl InKernel {
     }
 }
 
-/// The node of a block device that sysfs has in `block`.
+/// The node of the block device whose directory in sysfs is `block`.
 fn node(block: &Path) -> PathBuf {
     let told = std::fs::read_to_string(block.join("uevent")).unwrap_or_default();
     let name = told.lines().find_map(|line| line.strip_prefix("DEVNAME=")).map(str::to_owned);
@@ -243,7 +245,7 @@ fn node(block: &Path) -> PathBuf {
     Path::new("/dev").join(name)
 }
 
-/// An order. The file is there, and is not made.
+/// Writes to a control file, which must exist.
 fn write(file: &Path, text: &str) -> io::Result<()> {
     use std::io::Write as _;
     std::fs::File::options().write(true).open(file)?.write_all(text.as_bytes())

@@ -1,7 +1,8 @@
-//! Devices and files that are examined without serving them: what is on a device, whether it may be
-//! overwritten, whether it is one of ours, and the notes and records that belong to it.
+//! Examines devices and files without serving them: what is on a device, whether it may be
+//! overwritten, whether it is a device of bcached's, and the notes and records that belong to it.
 //!
-//! Used by the commands that work without a daemon, and by the daemon before it serves anything.
+//! It is used by the commands that work without a daemon, and by the daemon before it serves
+//! anything.
 #![forbid(unsafe_code)]
 
 pub mod bucket_memory;

@@ -1,9 +1,13 @@
-//! Volumes whose newest data is in a cache set that is not here, and devices that may be the cache of such a set: with
-//! a damaged superblock, or with a new one that somebody has made over it. Nothing may overwrite those.
+//! Finds volumes whose newest data is in a missing cache set, and devices that may be the cache of
+//! such a set: with a damaged superblock, or with a new one made over it. Such devices must not be
+//! overwritten.
 //!
-//! What can be seen is asked: the devices that are named, those of the configuration, and all block devices. A device
-//! may be the cache if its damaged superblock says so, if remains of the set are on it, or if the configuration names it
-//! as the cache of the volume.
+//! The search covers the devices that are named, those of the configuration, and all block devices.
+//! A device may be the missing cache for one of three reasons:
+//!
+//! * its damaged superblock has the set's UUID;
+//! * remains of the set are on it;
+//! * the configuration names it as the cache of the volume.
 
 use super::device::{self, Access, Device};
 use super::superblock::{self, Fields, Found};
@@ -17,30 +21,31 @@ use bcached_format::{
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// How far from the start remains are looked for, in bytes: the journal begins in the first buckets.
+/// How far from the start remains are searched for, in bytes: the journal begins in the first
+/// buckets.
 const LOOKED_AT: u64 = 64 << 20;
 
 /// How much of that is read at once, in bytes.
 const PIECE: usize = 1 << 20;
 
-/// Where what to do with such a device is written.
+/// The documentation of what to do with such a device.
 const HOW: &str = "docs/failures.md, \"A cache whose superblock is damaged\"";
 
 /// A volume whose newest data is in a cache set.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stranded {
-    /// As it is configured, its label, or its UUID.
+    /// Its configured name, its label, or its UUID.
     name: String,
     device: String,
     uuid: Uuid,
     set: Uuid,
-    /// When it was attached last, in seconds since 1970; 0: not known.
+    /// When it was attached last, in seconds since 1970; 0 if not known.
     since: u32,
-    /// Its section, if there is one, and the cache that this names.
+    /// Whether it has a section, and the cache that the section names, if any.
     section: Option<Option<String>>,
 }
 
-/// What is configured: names and devices.
+/// The configured names and devices.
 #[derive(Clone, Default, Debug)]
 pub struct Known {
     /// Of each cache.
@@ -54,7 +59,7 @@ impl From<&Config> for Known {
         let caches = config.caches.iter();
         let volumes = config.volumes.iter();
         let served = volumes.filter_map(|it| Some((it.name.clone()?, it.backing.clone(), it.cache.clone())));
-        // What was removed may have left its newest data in a cache.
+        // A volume that was removed may have its newest data in a cache.
         let removed = config.not_served.iter();
         let removed = removed.filter_map(|it| Some((it.name.clone(), it.backing.clone()?, None)));
         Self {
@@ -89,7 +94,7 @@ impl Stranded {
         format!("{} ({})", self.name, self.device)
     }
 
-    /// How much of it is missing with the set, and since when, as far as that is known.
+    /// Says how much of it is missing with the set, and since when, as far as that is known.
     #[must_use]
     pub fn loss(&self) -> String {
         let since = match self.since {
@@ -107,7 +112,7 @@ impl Stranded {
     }
 }
 
-/// What can be seen of volumes with dirty data and of the sets that have it.
+/// All volumes with dirty data that were found, and the configured caches.
 #[derive(Clone, Default, Debug)]
 pub struct LostSets {
     /// Dirty volumes whose set is missing.
@@ -135,14 +140,15 @@ pub struct Claim<'a> {
 }
 
 impl LostSets {
-    /// Looks at the devices `named`, those that are `known`, and all block devices. What cannot be read is passed by.
+    /// Searches the devices `named`, those that are `known`, and all block devices. Devices that
+    /// cannot be read are skipped.
     #[must_use]
     pub fn look(named: &[PathBuf], known: &Known) -> Self {
         let mut found = Self { caches: known.caches.clone(), ..Self::default() };
         let mut paths = named.to_vec();
         let caches = known.caches.iter().map(|(_, device)| device);
         let all = caches.chain(known.volumes.iter().map(|(_, backing, _)| backing));
-        // What is called by its UUID is among the block devices.
+        // Devices named by UUID are among the block devices.
         paths.extend(all.filter(|name| !name.starts_with("UUID=")).map(PathBuf::from));
         paths.extend(block_devices());
         let (mut seen, mut here, mut dirty) = (BTreeSet::new(), BTreeSet::new(), Vec::<Stranded>::new());
@@ -155,7 +161,7 @@ impl LostSets {
                 Ok(Found::Sound(Superblock::Cache(cache))) => drop(here.insert(cache.set_uuid().0)),
                 Ok(Found::Sound(Superblock::Backing(backing))) => {
                     let volume = named_volume(&path, &device, &backing, known);
-                    // The parts of a mirror say the same.
+                    // The components of a mirror have the same superblock.
                     dirty.extend(volume.filter(|volume| dirty.iter().all(|other| other.uuid != volume.uuid)));
                 }
                 _ => {}
@@ -165,10 +171,11 @@ impl LostSets {
         found
     }
 
-    /// The same with the configuration in the file `config`, or else at the usual place if there is one.
+    /// The same with the configuration in the file `config`, or else in the usual file if that
+    /// exists.
     ///
     /// # Errors
-    /// The file that is named cannot be read.
+    /// The file `config` cannot be read.
     pub fn look_with(named: &[PathBuf], config: Option<&Path>) -> Result<Self, Failure> {
         let line = CommandLine { config: config.map(Path::to_owned), ..CommandLine::default() };
         let known = match Config::findings(&line) {
@@ -179,7 +186,7 @@ impl LostSets {
         Ok(Self::look(named, &known))
     }
 
-    /// No volume is missing its newest data.
+    /// True if no volume is missing its newest data.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.stranded.is_empty()
@@ -191,7 +198,8 @@ impl LostSets {
         &self.stranded
     }
 
-    /// The volumes whose newest data is in the set, which is here, as a clause; `None`: there is none.
+    /// Returns, as a clause, the volumes whose newest data is in this set, which is here; `None` if
+    /// there are none.
     #[must_use]
     pub fn dirty_in(&self, set: Uuid) -> Option<String> {
         let volumes: Vec<_> =
@@ -199,14 +207,14 @@ impl LostSets {
         (!volumes.is_empty()).then(|| volumes.join(", "))
     }
 
-    /// Why nobody should make any device anew now.
+    /// Says why no device should be made anew now.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
         let losses: Vec<_> = self.stranded.iter().map(Stranded::loss).collect();
         (!losses.is_empty()).then(|| losses.join("; "))
     }
 
-    /// Which missing set `device` may be the cache of.
+    /// Returns the missing set of which `device` may be the cache.
     ///
     /// # Errors
     /// The device's.
@@ -239,8 +247,9 @@ impl LostSets {
         Ok(set.filter(|set| self.has(*set)))
     }
 
-    /// The set of which something is in the first part of the device: entries of its journal, nodes of its tree,
-    /// priorities. Each begins at a block, with its sum and then a magic that depends on the set.
+    /// Returns the set of which there are remains in the first part of the device: journal entries,
+    /// B-tree nodes, priorities. Each begins at a block, with its checksum followed by a magic that
+    /// depends on the set.
     fn remains(&self, device: &Device) -> Result<Option<Uuid>, Failure> {
         let magics: Vec<_> =
             self.stranded.iter().map(|volume| (SetMagic::of(volume.set), volume.set)).collect();
@@ -262,7 +271,8 @@ impl LostSets {
         Ok(None)
     }
 
-    /// The set of a volume whose section names the cache that is configured with this device.
+    /// Returns the set of a volume whose section names the cache that is configured with this
+    /// device.
     fn configured(&self, device: &Device) -> Option<Uuid> {
         let (name, _) = self.caches.iter().find(|(_, path)| leads_to(path, device))?;
         let is_only = self.caches.len() == 1;
@@ -275,13 +285,13 @@ impl LostSets {
     }
 }
 
-/// Whether what is configured as `path` is this device, however either is spelt.
+/// Whether the configured `path` is this device, by whatever name.
 fn leads_to(path: &str, device: &Device) -> bool {
     let found = device::open(Path::new(path), Access::Look);
     found.is_ok_and(|other| other.identity() == device.identity())
 }
 
-/// A dirty volume, by the name that is configured for it.
+/// A dirty volume, under its configured name.
 fn named_volume(
     path: &Path,
     device: &Device,
@@ -300,7 +310,7 @@ fn named_volume(
 }
 
 impl Claim<'_> {
-    /// Why it must not be overwritten, and what to do: `what` is not done.
+    /// Why it must not be overwritten, and what to do. `what` says what is refused.
     #[must_use]
     pub fn refusal(&self, what: String, device: &Path) -> Failure {
         let set = self.set;
@@ -342,7 +352,8 @@ mod tests {
         LostSets { stranded: vec![volume], ..LostSets::default() }
     }
 
-    /// The superblock is all zeroes, and what tells whose the device was lies behind it.
+    /// Remains of a missing set are found if the superblock is all zeroes: the data after it tells
+    /// which set the device belonged to.
     #[test]
     fn remains_of_a_missing_set_are_found_where_its_superblock_is_gone() {
         let mut file = tempfile::NamedTempFile::new().unwrap();

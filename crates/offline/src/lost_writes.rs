@@ -1,7 +1,8 @@
-//! The file that says what was lost with a volume: durable before anything is given up, and never written over.
+//! Writes the list of what was lost with a volume. The file is durable before anything is given up,
+//! and never overwrites another.
 //!
-//! One JSON object, `bcached.lost-ranges` version 1, with a range to a line, so that a list of millions needs no more memory than one
-//! of ten: it is written as the index is read.
+//! It is one JSON object, `bcached.lost-ranges` version 1, with one range per line. It is written
+//! while the index is read, so a list of millions needs no more memory than one of ten.
 
 use crate::notes;
 use bcached_control::atomic_file;
@@ -14,13 +15,14 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
-/// Overrides the folder of lists that are not named.
+/// Overrides the folder of lists without a given name.
 pub const VARIABLE: &str = "BCACHED_STATE";
 
-/// Where a backing device's data begins unless it was made otherwise, in sectors; the device that knows is gone.
+/// Where a backing device's data begins by default, in sectors; the device that has the true value
+/// is gone.
 const DATA_OFFSET: u64 = 16;
 
-/// Whose list it is.
+/// The volume that a list belongs to.
 #[derive(Clone)]
 pub struct Owner {
     /// UUID of the volume.
@@ -33,7 +35,7 @@ pub struct Owner {
     pub flash_only: bool,
 }
 
-/// Where the list of `uuid` is written unless it is said: in a folder for what must outlive a boot.
+/// The default path of the list of `uuid`: in a folder that outlives a reboot.
 #[must_use]
 pub fn default_path(uuid: Uuid) -> PathBuf {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -49,7 +51,7 @@ pub fn default_path(uuid: Uuid) -> PathBuf {
     free(&folder, &format!("lost-{uuid}-{}", jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ")))
 }
 
-/// A name in `folder` that nothing has: a volume may lose something twice within a second.
+/// A free name in `folder`: a volume may lose something twice within a second.
 fn free(folder: &Path, stem: &str) -> PathBuf {
     let named = |number: u32| match number {
         0 => folder.join(format!("{stem}.json")),
@@ -58,10 +60,10 @@ fn free(folder: &Path, stem: &str) -> PathBuf {
     (0..).map(named).find(|path| path.symlink_metadata().is_err()).expect("names do not run out")
 }
 
-/// Sees, as far as one can without writing, that the list can be written at `path`.
+/// Checks, as far as possible without writing, that the list can be written at `path`.
 ///
 /// # Errors
-/// It cannot, or something is there.
+/// It cannot, or the path exists.
 pub fn check(path: &Path) -> Result<(), Failure> {
     if path.symlink_metadata().is_ok() {
         return Err(Failure::new(Kind::Signature, format!("{} is there already", path.display()))
@@ -75,7 +77,8 @@ pub fn check(path: &Path) -> Result<(), Failure> {
     may.map_err(|error| cannot(path, &error.into()))
 }
 
-/// Writes the list at `path`, durably; `more` gives some of it and where the rest begins. How many bytes are lost.
+/// Writes the list at `path`, durably. `more` returns some of it and where the rest begins. Returns
+/// how many bytes are lost.
 ///
 /// # Errors
 /// `more`'s, or the list cannot be written: then there is none.
@@ -95,7 +98,7 @@ pub fn write(
     });
     if written.is_err() {
         let _never_made = fs::remove_file(&unfinished);
-        // The innermost first; what somebody else has put there stays.
+        // The innermost first; a folder into which something else was put stays.
         missing.iter().for_each(|folder| drop(fs::remove_dir(folder)));
     }
     written
@@ -124,7 +127,7 @@ fn fill(
         let (some, rest) = more(from)?;
         for range in some {
             lost += (range.end - range.start) * 512;
-            // Neighbours of which one ended the part before.
+            // Merges ranges that were cut where a part ended.
             match last.as_mut().filter(|last| last.end == range.start) {
                 Some(last) => last.end = range.end,
                 None => {
@@ -198,7 +201,7 @@ mod tests {
         Owner { uuid: Uuid([7; 16]), label: "ta\"nk".to_owned(), set_uuid: Uuid([8; 16]), flash_only }
     }
 
-    /// Parts that touch are one range, and what is in the way stays.
+    /// Parts that touch become one range, and an existing file is not overwritten.
     #[test]
     fn the_list_is_whole_and_written_over_nothing() {
         let folder = tempfile::tempdir().expect("a folder");

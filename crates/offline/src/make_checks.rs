@@ -1,4 +1,4 @@
-//! A new cache on a device: made, or, if somebody has made one there and nobody has used it, taken as it is.
+//! Provides a new cache on a device: makes it, or takes an existing one that was never used.
 
 use super::device::{self, Access, Device};
 use super::lost_sets::LostSets;
@@ -15,32 +15,32 @@ use std::path::Path;
 /// What the cache must suit, in sectors.
 #[derive(Clone, Copy, Debug)]
 pub struct Geometry {
-    /// No larger blocks than this.
+    /// The largest block size.
     pub block_sectors: u16,
-    /// Buckets of this size, if it is made; smaller ones if it has too little room for so large ones.
+    /// The bucket size if the cache is made; smaller if there is too little room for such buckets.
     pub bucket_sectors: u16,
 }
 
-/// The smallest bucket that is chosen for want of room, in sectors: smaller ones make btree nodes and the journal slow. What is to be
-/// replaced may have smaller ones already.
+/// The smallest bucket that is chosen for lack of room, in sectors: smaller ones make B-tree nodes
+/// and the journal slow. A cache that was made beforehand may have smaller ones.
 const BUCKET_MIN: u16 = 64;
 
-/// A cache that nobody has used.
+/// A cache that was never used.
 pub struct Fresh {
     /// Its claim.
     pub device: Device,
-    /// What it says.
+    /// Its superblock.
     pub superblock: CacheSuperblock,
-    /// It was there already.
+    /// It existed already.
     pub was_made: bool,
-    /// What was overwritten, or will be, without a question.
+    /// What was overwritten, or will be, without confirmation.
     pub warning: Option<String>,
 }
 
-/// Makes it; with `dry_run` nothing is written, and the device is not claimed.
+/// Makes the cache. With `dry_run` nothing is written, and the device is not claimed.
 ///
 /// # Errors
-/// The device cannot be had, carries something that was not said to be of no use, or does not suit.
+/// The device cannot be opened, carries something that the user did not release, or does not suit.
 pub fn cache(
     path: &Path,
     suits: Geometry,
@@ -48,7 +48,8 @@ pub fn cache(
     dry_run: bool,
 ) -> Result<Fresh, Failure> {
     let device = device::open(path, if dry_run { Access::Check } else { Access::Own })?;
-    // Somebody may have made it over the cache of a missing set: as long as nobody uses it, that can be brought back.
+    // An unused cache may have been made over the cache of a missing set: as long as it stays
+    // unused, that set can be recovered.
     overwrite::refuse_lost_cache(&device, lost)?;
     let refuse =
         |why: String| Failure::new(Kind::Geometry, format!("cannot use {}", path.display())).why(why);
@@ -90,7 +91,7 @@ pub fn cache(
         .next("another device is needed, or that volume must be detached first"));
     }
     let fits = |bucket: &u16| device.info().sectors / u64::from(*bucket) >= BUCKETS_MIN;
-    // Whatever is chosen, a node must have room for a set of keys beside its first one.
+    // In any case, a node must have room for a set of keys beside its first one.
     let wanted = suits.bucket_sectors.max(2 * suits.block_sectors);
     let least = wanted.min(BUCKET_MIN);
     let buckets = std::iter::successors(Some(wanted), |bucket| Some(bucket / 2));
@@ -117,10 +118,10 @@ pub fn cache(
     Ok(Fresh { device, superblock, was_made: false, warning: cleared.warning(path) })
 }
 
-/// A random uuid, marked as such (version 4).
+/// Returns a random UUID, marked as such (version 4).
 ///
 /// # Errors
-/// The kernel gives no random bytes.
+/// The kernel returns no random bytes.
 pub fn random_uuid() -> Result<Uuid, Failure> {
     let mut bytes = [0; 16];
     let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());

@@ -1,7 +1,8 @@
-//! Where the notes lie: acknowledged writes that a daemon's death must not take along.
+//! Finds the directory of the notes: acknowledged writes that must survive a daemon's death.
 //!
-//! A note is found again only in the same place, so the place follows from who runs the daemon and from nothing that
-//! changes between two starts, such as the path of the control socket. It must live in memory and outlive the process.
+//! A note is found again only in the same directory. So the directory follows from the user who
+//! runs the daemon, and from nothing that changes between two starts, such as the path of the
+//! control socket. It must be in memory and outlive the process.
 
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::paths;
@@ -12,13 +13,13 @@ use std::fs;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-/// Overrides the place; for containers that keep a directory across their restarts, and for tests.
+/// Overrides the directory; for containers that keep one across their restarts, and for tests.
 pub const VARIABLE: &str = "BCACHED_NOTES";
 
-/// The directory of the notes, made if it is missing.
+/// Returns the directory of the notes, created if it is missing.
 ///
 /// # Errors
-/// None of the places can be used, or the one that was named depends on the working directory.
+/// No directory can be used, or the one that was named depends on the working directory.
 pub fn directory() -> Result<PathBuf, Failure> {
     let places = match chosen() {
         Some(chosen) => {
@@ -34,7 +35,7 @@ pub fn directory() -> Result<PathBuf, Failure> {
     usable.ok_or_else(|| refused(&last, "neither it nor the usual runtime directory can be used".to_owned()))
 }
 
-/// What should be known of notes in `place` that are not in memory: the id of the event, and a sentence.
+/// A warning about notes in `place` that are not in memory: the id of the event, and a sentence.
 #[must_use]
 pub fn warning(place: &Path) -> Option<(&'static str, String)> {
     /// tmpfs and ramfs, from `linux/magic.h`.
@@ -53,15 +54,17 @@ pub fn warning(place: &Path) -> Option<(&'static str, String)> {
     (!IN_MEMORY.contains(&kind)).then(told)
 }
 
-/// The note of the set in this user's places, if there is one. An orderly stop leaves none, so with no daemon running
-/// it is a killed one's, and may hold acknowledged writes. Only looks.
+/// Returns the note of the set in this user's directories, if there is one. An orderly stop leaves
+/// none. So if no daemon runs, it is the note of a killed one, and may hold acknowledged writes. It
+/// is only looked for, not opened.
 #[must_use]
 pub fn left_behind(set: Uuid) -> Option<PathBuf> {
     let places = looked_through(chosen());
     places.iter().map(|place| place.join(format!("{set}.note"))).find(|note| is_ours(note))
 }
 
-/// The notes in this user's places that no daemon keeps at present. Each is claimed for an instant, to find that out.
+/// Returns the notes in this user's directories that no daemon keeps at present. Each is claimed
+/// for an instant to find that out.
 #[must_use]
 pub fn all_left_behind() -> Vec<PathBuf> {
     let places = looked_through(chosen());
@@ -70,30 +73,30 @@ pub fn all_left_behind() -> Vec<PathBuf> {
         note.extension().is_some_and(|extension| extension == "note") && is_ours(note) && !is_kept(note)
     };
     let mut left: Vec<_> = files.map(|entry| entry.path()).filter(is_left).collect();
-    // Two ways to one place are one.
+    // Two paths to one directory yield the same notes.
     left.sort();
     left.dedup();
     left
 }
 
-/// A daemon that runs has it.
+/// Whether a running daemon has it.
 fn is_kept(note: &Path) -> bool {
     let claimed = Device::open(note, Access::Check);
     matches!(claimed, Err(error) if matches!(error.kind, DeviceErrorKind::Busy(_) | DeviceErrorKind::Twice))
 }
 
-/// A note of this user's.
+/// Whether it is a note of this user.
 fn is_ours(note: &Path) -> bool {
     let user = rustix::process::geteuid().as_raw();
     fs::symlink_metadata(note).is_ok_and(|found| is_note(&found) && found.uid() == user)
 }
 
-/// A file without any length holds nothing that could be replayed.
+/// Whether it is a regular file with content: an empty file holds nothing that could be replayed.
 fn is_note(found: &fs::Metadata) -> bool {
     found.is_file() && found.len() > 0
 }
 
-/// The same, if it may hold anything.
+/// The same as [`left_behind`], if the note may hold anything.
 #[must_use]
 pub fn unreplayed(set: Uuid) -> Option<PathBuf> {
     left_behind(set).filter(|note| {
@@ -101,11 +104,12 @@ pub fn unreplayed(set: Uuid) -> Option<PathBuf> {
     })
 }
 
-/// The note of the set in `directory`.
+/// Returns the path of the set's note in `directory`.
 ///
 /// # Errors
-/// None is there, and a killed process has left one in another of this user's places, as it ran with or without a login
-/// session's directory: what that one holds would be lost without a word.
+/// There is none, and a killed process has left one in another of this user's directories, since it
+/// ran with or without the directory of a login session: what that note holds would be lost
+/// silently.
 pub fn of_set(directory: &Path, set: Uuid) -> Result<PathBuf, Failure> {
     let note = directory.join(format!("{set}.note"));
     let elsewhere = if note.is_file() { None } else { unreplayed(set) };
@@ -137,12 +141,12 @@ fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// The place that the user has named.
+/// The directory that the user has named.
 fn chosen() -> Option<PathBuf> {
     variable(VARIABLE)
 }
 
-/// The places of this user, the better one first.
+/// The directories of this user, the preferred one first.
 fn usual() -> Vec<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     let better = match user {
@@ -153,15 +157,17 @@ fn usual() -> Vec<PathBuf> {
     places.map(paths::of_machine).collect()
 }
 
-/// Where notes may lie, that which is `chosen` first: also in the usual places, if they were not used this time, and in the login
-/// session's directory of somebody who is not told of it.
+/// All directories that may have notes, the `chosen` one first. They include the usual ones even if
+/// they are not used this time, and the directory of the user's login session even if the process
+/// does not know it from its environment.
 fn looked_through(chosen: Option<PathBuf>) -> Vec<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     let session = (user != 0).then(|| paths::of_machine(format!("/run/user/{user}/bcached")));
     chosen.into_iter().chain(usual()).chain(session).collect()
 }
 
-/// A daemon that starts in another directory would not find the note again, and lose what it holds without a word.
+/// A relative path is refused: a daemon that starts in another working directory would not find the
+/// note again, and would silently lose what it holds.
 fn relative(place: &Path) -> Failure {
     Failure::new(Kind::Config, format!("{VARIABLE} is not an absolute path: {}", place.display()))
         .why("notes are found again only in the same place, from whatever directory the next start is made")
@@ -174,7 +180,8 @@ fn refused(place: &Path, why: String) -> Failure {
         .next(format!("name a directory of your own in memory with {VARIABLE}"))
 }
 
-/// Makes the directory if it is missing. It must be ours: whoever can write there could forge a note.
+/// Creates the directory if it is missing. It must belong to this user: anyone who can write there
+/// could forge a note.
 fn usable(place: &Path) -> Result<(), String> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(place);
     made.map_err(|error| error.to_string())?;
@@ -203,7 +210,8 @@ mod tests {
         assert_eq!(refused.kind.exit(), 2);
     }
 
-    /// Who named another place after a kill was served without what the note in the usual one held, and without a word.
+    /// The usual directories are searched whatever is chosen. A daemon started with another
+    /// directory after a kill once served silently without what the note in the usual one held.
     #[test]
     fn the_usual_places_are_looked_through_whatever_is_chosen() {
         let chosen = PathBuf::from("/somewhere/else");

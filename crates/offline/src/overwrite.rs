@@ -1,4 +1,4 @@
-//! What keeps a device from being overwritten, and how it is.
+//! Decides whether a device may be overwritten, and overwrites it.
 
 use super::device::{self, Device};
 use super::image::Image;
@@ -13,24 +13,24 @@ use bcached_format::units::bytes_of;
 use bcached_format::{BackingState, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, SuperblockError};
 use std::path::Path;
 
-/// What may be overwritten, and what that takes.
+/// A device that may be overwritten, and what that takes.
 #[derive(Debug)]
 pub struct Cleared {
-    /// Signatures to be erased first; each was named as one that may go.
+    /// Signatures to be erased first; the user has named each as one that may go.
     pub erase: Vec<Signature>,
-    /// It has none, and holds this all the same.
+    /// The device has no signature, and holds this all the same.
     pub unknown: Option<String>,
 }
 
 impl Cleared {
-    /// For whoever is to have the device at `path` overwritten: what nobody was asked about.
+    /// A warning to the user about what will be overwritten at `path` without confirmation.
     #[must_use]
     pub fn warning(&self, path: &Path) -> Option<String> {
         self.unknown.as_ref().map(|holds| format!("{}: {holds}", path.display()))
     }
 }
 
-/// What must be erased on `device` before it is written, or why it must not be.
+/// Returns what must be erased on `device` before it is written, or why it must not be overwritten.
 ///
 /// # Errors
 /// Something keeps it from being overwritten, or it cannot be read.
@@ -48,7 +48,7 @@ pub fn check(device: &Device, flags: &Overrides, lost: &LostSets) -> Result<Clea
     Ok(Cleared { erase: found, unknown })
 }
 
-/// A device that may be the cache of a missing set, in which a volume has its newest data, is nobody's to overwrite.
+/// Refuses a device that may be the cache of a missing set in which a volume has its newest data.
 ///
 /// # Errors
 /// It may be one, or it cannot be read.
@@ -70,7 +70,7 @@ fn refuse_member(device: &Device, found: &[Signature]) -> Result<(), Failure> {
         .next(format!("nothing overrides this; `{removed_by}` removes a mark that is left over")))
 }
 
-/// Several programs may claim one device: each of its signatures is named at once.
+/// Several programs may claim one device: all its signatures are named at once.
 fn refuse_content(device: &Device, kept: &[&Signature]) -> Failure {
     let options: Vec<_> =
         kept.iter().map(|signature| format!("--wipe-signature={}", signature.kind)).collect();
@@ -88,7 +88,7 @@ fn place(signature: &Signature) -> String {
     format!("its mark is at byte {offset:#x}")
 }
 
-/// A bcache superblock may go only if no data is behind it that exists nowhere else.
+/// Refuses a bcache superblock unless no data is behind it that exists nowhere else.
 fn already_bcache(device: &Device, flags: &Overrides, lost: &LostSets) -> Result<(), Failure> {
     const OPTION: &str = "--wipe-bcache";
     let refuse = |why: &str| {
@@ -97,7 +97,7 @@ fn already_bcache(device: &Device, flags: &Overrides, lost: &LostSets) -> Result
     let superblock = match superblock::read(device)? {
         Found::Nothing => return Ok(()),
         Found::Unfit(error) => {
-            // What has no sound magic `wipefs` does not see.
+            // `wipefs` does not see a superblock without a sound magic.
             let remedy = match error {
                 SuperblockError::DamagedMagic { .. } => {
                     format!(
@@ -133,7 +133,8 @@ fn already_bcache(device: &Device, flags: &Overrides, lost: &LostSets) -> Result
                 "it is the cache of a set in use that is damaged: what is dirty in it cannot be told",
             )
             .next("`bcached check` says what is damaged; `wipefs` removes it if nothing is needed")),
-            // Not seen by the checker, and overridden by nothing either: serving the set once is all it takes.
+            // The checker does not see it, and nothing overrides it: serving the set once is all it
+            // takes.
             Some(0) if let Some(note) = notes::unreplayed(cache.set_uuid()) => Err(refuse(
                 "a killed bcached left a note, which may hold acknowledged writes of it",
             )
@@ -152,7 +153,7 @@ fn already_bcache(device: &Device, flags: &Overrides, lost: &LostSets) -> Result
     }
 }
 
-/// Dirty data in the set on `device`, by the offline checker; `None` if the set is damaged.
+/// Dirty sectors in the set on `device`, by the offline checker; `None` if the set is damaged.
 fn dirty_sectors(device: &Device) -> Result<Option<u64>, Failure> {
     let image = Image::of(device);
     let report = bcached_check::check(&image, &[], bcached_check::Options::default()).report;
@@ -163,10 +164,12 @@ fn dirty_sectors(device: &Device) -> Result<Option<u64>, Failure> {
     Ok(report.is_clean().then_some(dirty))
 }
 
-/// Old marks first, the superblock last: a device is never two things at once.
+/// Erases old marks first and writes the superblock last, so that a device is never two things at
+/// once.
 ///
 /// # Errors
-/// The device's; then it may be nothing at all. [`Kind::Signature`] if what was erased had hidden a signature that may not go.
+/// The device's; then it may be nothing at all. [`Kind::Signature`] if what was erased had hidden a
+/// signature that may not go.
 pub fn write(
     device: &Device,
     erase: &[Signature],
@@ -181,8 +184,8 @@ pub fn write(
     Ok(device.sync()?)
 }
 
-/// Erases the marks of `consented`, and looks again until none is left: a signature may have copies that only show when
-/// the first is gone.
+/// Erases the marks of `consented`, and searches again until none is left: a signature may have
+/// copies that show only when the first is gone.
 fn erase_all(device: &Device, consented: &[Signature]) -> Result<(), Failure> {
     const ROUNDS: usize = 8;
     let mut left = consented.to_vec();

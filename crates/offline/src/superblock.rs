@@ -1,5 +1,5 @@
-//! Superblocks of devices: read and judged for the commands that need a sound one, and field by field, unjudged, for
-//! those that describe whatever is there.
+//! Reads the superblocks of devices: checked, for the commands that need a sound one, and field by
+//! field, unchecked, for those that describe whatever is there.
 
 use super::device::{self, Device};
 use bcached_control::failure::{Failure, Kind};
@@ -10,18 +10,18 @@ use bcached_format::{
 };
 use std::path::Path;
 
-/// What stands where a superblock would be.
+/// What is in the place of a superblock.
 #[derive(Debug)]
 pub enum Found {
     /// No bcache superblock, not even a damaged one.
     Nothing,
     /// One that can be run.
     Sound(Superblock),
-    /// One that cannot.
+    /// One that cannot be run.
     Unfit(SuperblockError),
 }
 
-/// Reads and judges the superblock of `device`.
+/// Reads and checks the superblock of `device`.
 ///
 /// # Errors
 /// The device's.
@@ -40,7 +40,8 @@ pub fn read(device: &Device) -> Result<Found, Failure> {
     })
 }
 
-/// A superblock on `device` whose magic number was erased, and the set that it names, if it was attached to one.
+/// Returns a superblock on `device` whose magic number was erased, with the set that it names, if
+/// it was attached to one.
 ///
 /// # Errors
 /// The device's.
@@ -55,8 +56,8 @@ pub fn erased(device: &Device) -> Result<Option<Option<Uuid>>, Failure> {
     Ok(Some(Some(set).filter(|set| set.0 != [0; 16])))
 }
 
-/// There is no superblock. It may have been lost with what was behind it: whether the device may be made anew is not for
-/// this sentence to say.
+/// The failure if there is no superblock. The superblock may have been lost with what was behind
+/// it, so this message does not say whether the device may be made anew.
 #[must_use]
 pub fn missing(path: &Path) -> Failure {
     Failure::new(Kind::NotBcache, format!("cannot use {}", path.display()))
@@ -64,7 +65,7 @@ pub fn missing(path: &Path) -> Failure {
         .next(format!("`bcached doctor {}` says what is on it, and what can be done", path.display()))
 }
 
-/// The superblock of `device`, which must be there and be fit to run.
+/// Reads the superblock of `device`, which must exist and be fit to run.
 ///
 /// # Errors
 /// There is none, or it cannot be run.
@@ -83,7 +84,7 @@ pub fn read_sound(device: &Device) -> Result<Superblock, Failure> {
 pub struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
-    /// Looks at `bytes`, which hold a whole superblock.
+    /// The fields of `bytes`, which hold a whole superblock.
     #[must_use]
     pub fn of(bytes: &'a [u8; SUPERBLOCK_BYTES]) -> Self {
         Self(bytes)

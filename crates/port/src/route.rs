@@ -99,6 +99,7 @@ impl Route {
     pub fn hold(&self, idle: impl FnOnce() + Send + 'static) {
         let mut state = lock(&self.0.state);
         state.held = true;
+        // The engine gives the volume up after its last answer: invariant D21.
         if state.under_way > 0 {
             state.idle = Some(Box::new(idle));
             return;
@@ -144,6 +145,7 @@ impl Route {
     /// Registers a request and returns where it goes. Waits while the route is held.
     pub(crate) fn enter(&self) -> (VolumeId, Arc<Inbox>, Pass) {
         let mut state = lock(&self.0.state);
+        // What is asked meanwhile waits here: invariant D21.
         while state.held {
             state = wait(&self.0.open, state);
         }

@@ -13,7 +13,7 @@ const THERE: VolumeId = VolumeId(5);
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Requests already in complete where they are; those that arrive while the route is held go where
-/// it leads afterwards.
+/// it leads afterwards. Proves invariant D21.
 #[test]
 fn requests_wait_while_their_volume_moves() {
     let bell = || -> bcached_port::Bell { Arc::new(|| {}) };
@@ -64,7 +64,7 @@ fn a_route_that_was_let_go_of_leads_where_it_did() {
 }
 
 /// Writers continue while their volume moves back and forth a hundred times; each engine sees only
-/// volumes that it has.
+/// volumes that it has. Proves invariant D21.
 #[test]
 fn stress_no_request_meets_an_engine_that_does_not_have_its_volume() {
     let (here, there) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicBool::new(false)));

@@ -14,7 +14,7 @@
 //!    later write, in flight or acknowledged; never a third value. The value that is read first
 //!    then stays, over further power cuts too.
 //! 4. After the death of a process every acknowledged write is there; writes in flight are there or
-//!    not.
+//!    not (invariant D6).
 //! 5. A value that was read once stays until the sector is written or the power is cut.
 //! 6. A failed write left each sector old or new.
 //! 7. A discard leaves each sector with any former value or zero; the first read fixes it. A value
@@ -32,7 +32,7 @@
 //!    The system may not know this before the device is back, or ever if its process dies. A read
 //!    that begins earlier may see a copy in the cache of data that is lost, and a write that was in
 //!    flight may be acknowledged although it is lost.
-//! 9. An orderly stop is a flush.
+//! 9. An orderly stop is a flush (invariant D33).
 //! 10. If a process dies while the file of its note is gone, data that was acknowledged before the
 //!     removal and is not durable may be lost, until the process has made up for the removal. Data
 //!     that was submitted later and acknowledged is there.

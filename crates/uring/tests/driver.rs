@@ -103,6 +103,7 @@ fn image_in_memory() -> tempfile::NamedTempFile {
 
 #[test]
 fn a_file_cut_behind_our_back_is_an_error_not_a_short_success() {
+    // Proves invariant D45.
     on_each(|env, parts| async move {
         let shrunk = IoErrorKind::Shrunk { expected: 2048, found: 1024 };
         for file in [image(MIB), image_in_memory()] {
@@ -124,6 +125,7 @@ fn a_file_cut_behind_our_back_is_an_error_not_a_short_success() {
 
 #[test]
 fn a_cut_file_that_a_write_made_longer_again_proves_nothing_durable() {
+    // Proves invariant D45.
     on_each(|env, parts| async move {
         for file in [image(MIB), image_in_memory()] {
             let disk = env.disk(parts.disks.add(own(file.path())));
@@ -137,6 +139,7 @@ fn a_cut_file_that_a_write_made_longer_again_proves_nothing_durable() {
 
 #[test]
 fn zeroes_of_a_cut_file_are_never_read_as_data() {
+    // Proves invariant D45.
     on_each(|env, parts| async move {
         let file = image_in_memory();
         let disk = env.disk(parts.disks.add(own(file.path())));

@@ -134,6 +134,7 @@ fn what_was_given_up_is_void_like_records() {
     assert_eq!(open(&path).given_up().len(), 20);
 }
 
+/// Proves invariant D7.
 #[test]
 fn a_note_of_another_session_is_void() {
     let directory = tempfile::tempdir().unwrap();

@@ -31,7 +31,7 @@ const CHILD: &str = "BCACHED_TEST_NOTE_CHILD";
 
 /// Kills a process at an arbitrary moment while it appends and forgets. Everything it had reported
 /// as appended is there, in order and intact, and at most one burst that it had not reported yet.
-/// Nothing is missing that it had not begun to forget.
+/// Nothing is missing that it had not begun to forget. Proves invariant D6.
 #[test]
 fn sigkill_leaves_a_consistent_prefix() {
     if let Some(directory) = std::env::var_os(CHILD) {

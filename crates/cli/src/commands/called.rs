@@ -1,10 +1,11 @@
-//! What exists, as somebody calls it: by a name, or by a path from where he stands. The daemon may have another working directory.
+//! Resolves what the user typed, a name or a path relative to the working directory. The daemon's
+//! working directory may be another one.
 
 use crate::failure::{Failure, Kind};
 use std::path::Path;
 
-/// What `ask` says of what is called `typed`. If nothing is called so, and it is a path from here that leads somewhere, that is meant:
-/// names are stronger.
+/// Returns what `ask` answers for `typed`. If nothing has that name, and `typed` is a relative path
+/// that exists, asks again with the absolute path: names take precedence over paths.
 ///
 /// # Errors
 /// Those of `ask`.
@@ -17,13 +18,14 @@ pub fn called<T>(typed: &str, ask: impl Fn(&str) -> Result<T, Failure>) -> Resul
         return Err(nobody);
     }
     match ask(&device(typed)) {
-        // He is told of what he has typed.
+        // The error names what the user typed, not the absolute path.
         Err(failure) if failure.kind == Kind::UnknownName => Err(nobody),
         outcome => outcome,
     }
 }
 
-/// A device as every process understands it: its whole path, or `UUID=` as it is.
+/// Returns a device in a form that means the same in every process: an absolute path, or `UUID=`
+/// unchanged.
 pub fn device(typed: &str) -> String {
     if typed.starts_with("UUID=") {
         return typed.to_owned();

@@ -1,8 +1,10 @@
-//! `bcached check`: every invariant of the format, read-only, on devices that nobody writes meanwhile.
+//! `bcached check`: checks every invariant of the format, read-only, on devices that no process
+//! writes meanwhile.
 //!
-//! A device's role is what its superblock says. Damage is an answer (exit status 1), and so is a backing device that
-//! belongs to none of the sets; a device that cannot be read, or is no cache, is a failure. What was not judged is said,
-//! and no number that a damaged structure hides.
+//! A device's role is what its superblock says. Damage is an answer (exit status 1), and so is a
+//! backing device that belongs to none of the sets. A device that cannot be read, or is no cache,
+//! is a failure. The report says what was not judged, and never prints a number that a damaged
+//! structure hides.
 
 use crate::device::{self, Access, Device};
 use crate::failure::{Failure, Kind};
@@ -24,14 +26,14 @@ use words::{Group, name};
 
 mod words;
 
-/// What was found on all devices.
+/// The result for all devices.
 #[derive(Serialize)]
 struct Checked {
     sound: bool,
     sets: Vec<CheckedSet>,
-    /// Backing devices whose superblocks are sound.
+    /// Backing devices with a sound superblock.
     backing_devices: Vec<String>,
-    /// Those of them that belong to a set which is not among `sets`.
+    /// Those of `backing_devices` that belong to a set which is not among `sets`.
     foreign_backing_devices: Vec<Foreign>,
 }
 
@@ -50,42 +52,44 @@ struct CheckedSet {
     #[serde(skip_serializing_if = "Option::is_none")]
     tree: Option<TreeSummary>,
     volumes: Vec<Volume>,
-    /// The answer in a line.
+    /// The verdict in one line.
     verdict: String,
-    /// What was found, each kind once.
+    /// The findings, grouped by kind.
     damage: Vec<Group>,
-    /// How far it is known how much is dirty.
+    /// How much is known about the amount of dirty data.
     dirty_state: Known,
-    /// Data that is newer than its backing device; volumes without one have none. Absent if it cannot be told.
+    /// Dirty data that is newer than its backing device; volumes without a backing device have
+    /// none. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     dirty_bytes: Option<u64>,
-    /// The same where it may be more.
+    /// The same if it is only a lower bound.
     #[serde(skip_serializing_if = "Option::is_none")]
     dirty_bytes_at_least: Option<u64>,
-    /// Dirty data of volumes that the table does not name; absent: none is known of.
+    /// Dirty data of volumes that the UUID table does not name. Absent if none is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     dirty_bytes_of_nobody: Option<u64>,
-    /// What the superblocks of the backing devices say.
+    /// What the superblocks of the backing devices say about their state.
     backing_claims: Vec<Claim>,
-    /// Where the index of the volumes is damaged, in sectors of their key spaces.
+    /// Ranges whose index is damaged, in sectors of the volumes' key spaces.
     hidden: Vec<Hidden>,
     /// Volumes that were not judged against their backing devices, because these were not named.
     volumes_without_backing: Vec<String>,
-    /// Volumes with cached data behind the end of their backing devices.
+    /// Volumes with cached data past the end of their backing devices.
     volumes_cut_short: Vec<String>,
-    /// A note that a killed daemon left, which may hold acknowledged writes that are not on the devices.
+    /// A note that a killed daemon left behind. It may hold acknowledged writes that are not on the
+    /// devices.
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<PathBuf>,
     findings: Vec<Damage>,
     findings_left_out: u64,
-    /// How often each kind was found.
+    /// The number of findings of each kind.
     counts: Vec<Count>,
-    /// The text lists each finding.
+    /// If set, the text lists each finding.
     #[serde(skip)]
     verbose: bool,
 }
 
-/// A device with what its superblock says it is.
+/// An open device with its role according to its superblock.
 struct Opened {
     name: String,
     device: Device,
@@ -95,7 +99,8 @@ struct Opened {
 enum Role {
     /// A cache.
     Cache,
-    /// Something with a damaged superblock: what it is called, or else a cache.
+    /// A device with a damaged superblock. It is treated as what the command line calls it, by
+    /// default a cache.
     Unfit,
     /// A backing device, and the set that it belongs to, if any.
     Backing(Option<Uuid>),
@@ -114,7 +119,7 @@ pub fn run(flags: &flags::Check) -> Result<Report, Failure> {
             return Err(Failure::new(Kind::NotBcache, format!("{} is no backing device", path.display()))
                 .option("--backing"));
         }
-        // Only a set's check looks at backing devices.
+        // Backing devices are looked at only by the check of a set.
         let is_judged = !caches.is_empty() || !matches!(opened.role, Role::Unfit);
         if is_judged { backings.push(opened) } else { caches.push(opened) }
     }
@@ -138,8 +143,8 @@ pub fn run(flags: &flags::Check) -> Result<Report, Failure> {
     })
 }
 
-/// The backing devices that belong to none of the sets: against these nothing was judged. Said only if all sets are
-/// known, since one with a damaged superblock may be theirs.
+/// Returns the backing devices that belong to none of the sets, so that nothing was judged against
+/// them. Empty unless all sets are known: a set with a damaged superblock may be theirs.
 fn foreign(sets: &[CheckedSet], backings: &[Opened]) -> Vec<Foreign> {
     let known: Option<Vec<Uuid>> = sets.iter().map(|set| Some(set.set.as_ref()?.set_uuid)).collect();
     let Some(known) = known.filter(|known| !known.is_empty()) else { return Vec::new() };
@@ -152,8 +157,8 @@ fn foreign(sets: &[CheckedSet], backings: &[Opened]) -> Vec<Foreign> {
     foreign.collect()
 }
 
-/// Opens a device so that nobody writes it meanwhile. What is no bcache device at all is refused here; what is a
-/// damaged one is for the check to say.
+/// Opens a device so that no other process can write it meanwhile. Refuses a device without a
+/// bcache superblock; a damaged superblock is left to the check to report.
 fn open(path: &Path) -> Result<Opened, Failure> {
     let device = device::open(path, Access::Check)?;
     let role = match superblock::read(&device)? {
@@ -174,18 +179,19 @@ fn check_set(device: &str, image: &Image<'_>, backings: &[&dyn ReadAt], verbose:
     let judged = check(image, backings, Options::default());
     let volumes_cut_short = cut_short(&judged);
     let mut report = judged.report;
-    // That a backing device is of another set is said once, by those who know all the sets.
+    // That a backing device belongs to another set is reported once, by the caller, which knows all
+    // sets.
     report.findings.retain(|damage| !matches!(damage.kind, DamageKind::OtherSet { .. }));
     report.counts.retain(|count| count.kind != OTHER_SET);
     let note = report.set.as_ref().and_then(|set| notes::left_behind(set.set_uuid));
     if note.is_some() && report.dirty.state == Known::Known {
-        // What that holds is counted nowhere.
+        // The dirty data in the note is not counted anywhere.
         let is_none = report.dirty.sectors + report.dirty.alone_sectors == 0;
         report.dirty.state = if is_none { Known::Unknown } else { Known::AtLeast };
     }
     let with_backing = |volume: &&Volume| !volume.flash_only && !volume.invalidated;
     let unjudged = report.volumes.iter().filter(with_backing).filter(|volume| volume.state.is_none());
-    // What a damaged table says are volumes are none.
+    // Entries of a damaged UUID table are not volumes.
     let is_named =
         |volume: &&Volume| !report.findings.iter().any(|damage| damage.hides_name_of(volume.inode));
     let unjudged = unjudged.filter(is_named);
@@ -214,11 +220,11 @@ fn check_set(device: &str, image: &Image<'_>, backings: &[&dyn ReadAt], verbose:
     }
 }
 
-/// What [`DamageKind::OtherSet`] is called.
+/// The name of [`DamageKind::OtherSet`].
 const OTHER_SET: &str = "other-set";
 
-/// The volumes with cached data behind the end of their backing devices, which were longer once. If that data is
-/// dirty, the check has found an error as well.
+/// Returns the volumes with cached data past the end of their backing devices, which were longer
+/// once. If that data is dirty, the check has also found an error.
 fn cut_short(judged: &Judged<'_>) -> Vec<String> {
     let Some(view) = &judged.view else { return Vec::new() };
     let is_cut = |volume: &&Volume| {
@@ -241,7 +247,8 @@ impl CheckedSet {
         self.count(Severity::Error) == 0 && self.findings_left_out == 0
     }
 
-    /// Writing to a string cannot fail. The verdict comes first, then what was found, each kind once.
+    /// Writes the verdict first, then the findings, grouped by kind. Writing to a string cannot
+    /// fail.
     fn write(&self, text: &mut String) -> std::fmt::Result {
         let device = &self.device;
         writeln!(text, "{device}: {}", self.verdict)?;
@@ -267,7 +274,7 @@ impl CheckedSet {
         self.write_unjudged(text)
     }
 
-    /// What this check says nothing about.
+    /// Writes what this check has not judged.
     fn write_unjudged(&self, text: &mut String) -> std::fmt::Result {
         if !self.volumes_without_backing.is_empty() {
             let volumes = self.volumes_without_backing.join(", ");
@@ -292,7 +299,7 @@ const fn word(severity: Severity) -> &'static str {
 
 impl Show for Checked {
     const SCHEMA: &'static str = "bcached.check";
-    /// 2: kinds of findings in kebab-case.
+    /// 2: kinds of findings are in kebab-case.
     const SCHEMA_VERSION: u32 = 2;
 
     fn text(&self) -> String {

@@ -1,5 +1,5 @@
-//! `bcached config`: whether the files are right, what they say together, how that differs from what runs, and files for what the disks
-//! hold. Nothing is written.
+//! `bcached config`: checks the configuration files, shows their merged content, compares it with
+//! the running daemon, and proposes a configuration for the devices found. Writes nothing.
 
 use super::called;
 use super::scan::{self, Member, Scanned};
@@ -15,7 +15,7 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-/// Does what was asked for.
+/// Runs the given verb.
 pub fn run(verb: &ConfigVerb) -> Result<Report, Failure> {
     match verb {
         ConfigVerb::Check(flags) => check(flags),
@@ -34,22 +34,24 @@ fn line(flags: &flags::ConfigFile) -> CommandLine {
     CommandLine { config: flags.config.clone(), ..CommandLine::default() }
 }
 
-/// Whether a start would take it.
+/// The result of a check: whether a start would accept the configuration.
 #[derive(Serialize)]
 struct Checked {
     sound: bool,
     caches: usize,
     volumes: usize,
     warnings: Vec<String>,
-    /// The first thing that is wrong, which a start would say: as `error` of a refusal.
+    /// The first thing that is wrong, as a start would report it, in the form of a refusal's
+    /// `error`.
     #[serde(skip_serializing_if = "Option::is_none")]
     failure: Option<serde_json::Value>,
-    /// All that is wrong.
+    /// Everything that is wrong.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     failures: Vec<serde_json::Value>,
 }
 
-/// The answer is no if a start would refuse it; a file that cannot be read is no answer.
+/// Answers no if a start would refuse the configuration. A file that cannot be read is a failure,
+/// not an answer.
 fn check(flags: &flags::ConfigFile) -> Result<Report, Failure> {
     let (config, findings) = Config::findings(&line(flags))?;
     let failures: Vec<_> = findings.iter().map(Failure::to_error).collect();
@@ -98,7 +100,7 @@ impl Show for Differences {
     }
 }
 
-/// A configuration for what was found.
+/// A configuration for the devices found.
 #[derive(Serialize)]
 struct Proposed {
     /// TOML.
@@ -124,7 +126,8 @@ fn from_disks(flags: &flags::Scan) -> Result<Report, Failure> {
     Ok(failures.into_iter().fold(report, Report::failing))
 }
 
-/// Block devices by UUID, which stays; files by their path, from whatever directory a daemon is started.
+/// Names block devices by UUID, which is stable, and files by their absolute path, which is valid
+/// whatever the daemon's working directory.
 fn named(member: &Member) -> String {
     let device = &member.device;
     let name = match device.starts_with("/dev/") {
@@ -135,7 +138,7 @@ fn named(member: &Member) -> String {
 }
 
 fn toml_text(text: &str) -> String {
-    // A basic string of TOML takes what JSON takes.
+    // Any JSON string is a valid TOML basic string.
     serde_json::Value::String(text.to_owned()).to_string()
 }
 
@@ -164,7 +167,7 @@ fn propose(scanned: &Scanned) -> String {
         names.insert(set.set_uuid.clone(), name);
     }
     for member in &scanned.without_set {
-        // What was made together with a cache, and never served, is meant for it.
+        // A device that was made together with a cache, and never served, is meant for that cache.
         let name = member.made_for.and_then(|set| names.get(&set.to_string()));
         volume(&mut text, member, &toml_text(name.map_or("none", |name| name)), &mut taken);
     }
@@ -178,7 +181,7 @@ fn volume(text: &mut String, member: &Member, cache: &str, taken: &mut BTreeSet<
     let _ = writeln!(text, "backing = {}\ncache = {cache}", named(member));
 }
 
-/// The label, if it can be a name and is none yet.
+/// Returns the label if it can be a name and is not in use yet, else `other`, made unique.
 fn unused(label: &str, other: &str, taken: &mut BTreeSet<String>) -> String {
     let can_be = can_be_name(label) && label != "none" && !label.contains('\u{FFFD}');
     let mut name = if can_be && !taken.contains(label) { label.to_owned() } else { other.to_owned() };

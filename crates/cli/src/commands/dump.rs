@@ -1,5 +1,5 @@
-//! `bcached dump`: what a set's metadata says, record by record, as lines or as NDJSON. Written as it is read: a tree
-//! can be larger than memory.
+//! `bcached dump`: prints a set's metadata, record by record, as lines or as NDJSON. Each record is
+//! printed as soon as it is read: a tree can be larger than memory.
 
 use crate::device::{self, Access};
 use crate::failure::{Failure, Kind};
@@ -12,7 +12,7 @@ use bcached_format::Superblock;
 use serde::Serialize;
 use std::io::{self, BufWriter, Write};
 
-/// First line of the NDJSON form.
+/// The first line of the NDJSON form.
 #[derive(Serialize)]
 struct Header {
     schema: &'static str,
@@ -72,12 +72,13 @@ fn is_part(record: &Record, part: Option<DumpPart>) -> bool {
         Record::PriorityChain { .. } | Record::Bucket { .. } => part == DumpPart::Prios,
         Record::UuidSlot { .. } => part == DumpPart::Uuids,
         Record::Node(_) => part == DumpPart::Tree,
-        // A kind that came later than this list: better shown than lost.
+        // A kind of record that is newer than this list: better shown than lost.
         _ => true,
     }
 }
 
-/// Standard output. The walk cannot be told to end, so the first error is kept and the rest is not written.
+/// Standard output. The walk cannot be cancelled, so the first error is kept and the remaining
+/// records are dropped.
 struct Output<W: Write> {
     writer: W,
     json: bool,
@@ -101,7 +102,7 @@ impl<W: Write> Output<W> {
         }
     }
 
-    /// A reader that has gone is no failure.
+    /// Returns the first error. A broken pipe is not a failure: the reader has closed it.
     fn finish(mut self) -> Result<(), Failure> {
         match self.outcome.and_then(|()| self.writer.flush()) {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {

@@ -1,4 +1,5 @@
-//! `bcached events`: what has happened, as the daemon's log says it; with `--follow` also what happens from now on.
+//! `bcached events`: prints the daemon's past events as its log words them; with `--follow` also
+//! new ones.
 
 use crate::failure::{Failure, Kind};
 use crate::flags;
@@ -12,10 +13,10 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Before asking again, where nothing has happened and the answer did not wait for anything.
+/// The pause before asking again if nothing has happened and the request returned without waiting.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Prints as it comes.
+/// Prints events as they arrive.
 pub fn run(flags: &flags::Events, json: bool) -> Result<Report, Failure> {
     let since = flags.since.as_deref().map(moment).transpose()?;
     let socket = flags.control.socket();
@@ -32,11 +33,11 @@ pub fn run(flags: &flags::Events, json: bool) -> Result<Report, Failure> {
         let asked = Instant::now();
         let more = ask(&socket, seen, true)?;
         if more.events.is_empty() && asked.elapsed() < PAUSE {
-            // The daemon lets a few wait, and others wait here.
+            // The daemon lets only a few requests wait; the other clients wait here.
             thread::sleep(PAUSE);
         }
         if more.daemon != known.daemon {
-            // Another process counts from 1.
+            // Another daemon process numbers its events from 1.
             (seen, known) = (0, Events { events: Vec::new(), ..more });
             continue;
         }
@@ -51,7 +52,7 @@ fn ask(socket: &Path, after: u64, waits: bool) -> Result<Events, Failure> {
     client::understood(&client::get(socket, &format!("/v1/events?after={after}&wait={waits}"))?)
 }
 
-/// A moment as it is typed: so long ago, or a date with its time.
+/// Parses a point in time: a duration before now, or a date with its time.
 fn moment(typed: &str) -> Result<Timestamp, Failure> {
     if let Ok(timestamp) = typed.parse::<Timestamp>() {
         return Ok(timestamp);
@@ -75,7 +76,7 @@ impl Printer {
         event.time.parse::<Timestamp>().is_ok_and(|time| time >= since)
     }
 
-    /// False when nobody reads any more.
+    /// Prints the events. Returns false if the reader has closed the pipe.
     fn print(&self, events: &[Event]) -> Result<bool, Failure> {
         let mut text = String::new();
         for event in events.iter().filter(|event| self.is_wanted(event)) {
@@ -84,7 +85,8 @@ impl Printer {
         write(&text)
     }
 
-    /// So many are not known any more.
+    /// Reports events that were dropped from the daemon's list. Returns false if the reader has
+    /// closed the pipe.
     fn lost(&self, count: u64) -> Result<bool, Failure> {
         #[derive(Serialize)]
         struct Lost {
@@ -99,7 +101,7 @@ impl Printer {
     }
 }
 
-/// One line of the stream.
+/// Returns one line of the JSON stream.
 fn line<T: Serialize>(schema: &'static str, value: &T) -> Result<String, Failure> {
     #[derive(Serialize)]
     struct Envelope<'a, T> {

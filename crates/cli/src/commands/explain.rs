@@ -1,4 +1,5 @@
-//! `bcached explain`: where the data of an offset is. The answer is no (exit status 1) if the cache does not have it.
+//! `bcached explain`: shows where the data of an offset is. The answer is no (exit status 1) if the
+//! cache does not have it.
 
 use super::called::called;
 use crate::failure::{Failure, Kind};
@@ -8,7 +9,7 @@ use bcached_control::client;
 use bcached_control::explain::Explained;
 use bcached_control::sizes::{self, Bare};
 
-/// Asks and reports.
+/// Asks the daemon and reports.
 pub fn run(flags: &flags::Explain) -> Result<Report, Failure> {
     let offset = sizes::parse(&flags.offset, Bare::Bytes)
         .map_err(|error| Failure::new(Kind::Usage, error.to_string()).option("OFFSET"))?;

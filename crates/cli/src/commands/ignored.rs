@@ -1,10 +1,11 @@
-//! What was typed and has no effect: said, not refused, because `make-bcache` takes it and scripts give it.
+//! Options that have no effect as given. They cause a warning, not a refusal: `make-bcache` accepts
+//! them, and scripts pass them.
 
 use crate::commands::make::Role;
 use crate::flags::Make;
 
-/// A line for each option of `make` that concerns no device that is made. The size of buckets stands in the superblocks
-/// of backing devices too.
+/// Returns a line for each option of `make` that applies to none of the devices made. `--bucket` is
+/// not among them: superblocks of backing devices hold the bucket size, too.
 pub fn by_make(flags: &Make) -> Vec<String> {
     let makes = |wanted| flags.roles.iter().any(|(role, _)| *role == wanted);
     let options = [

@@ -1,5 +1,6 @@
-//! `bcached import`: a set that the kernel has is stopped there, which leaves its dirty data on the cache, and served by the daemon. The
-//! kernel's part is done here, by who may; the daemon is asked before anything is done whether it would take the set.
+//! `bcached import`: stops a set in the kernel, which leaves its dirty data on the cache, and has
+//! the daemon serve it. The kernel's part is done by this process, which has the privileges. Before
+//! anything is done, the daemon is asked whether it would accept the set.
 
 use super::{jobs, scan};
 use crate::failure::{Failure, Kind};
@@ -9,13 +10,13 @@ use bcached_offline::kernel::{InKernel, Kernel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long the kernel is waited for, unless something else is said.
+/// The default limit for the kernel to stop the set.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Between two looks at it.
+/// The interval between two polls of the kernel.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Imports.
+/// Imports a set.
 pub fn run(flags: &flags::Import) -> Result<Report, Failure> {
     let watch = &flags.watch;
     let Some(set) = Kernel::of_this_machine().set(&flags.set)? else { return without_kernel(flags) };
@@ -37,7 +38,8 @@ pub fn run(flags: &flags::Import) -> Result<Report, Failure> {
         failure
             .next(format!("{next}the kernel has let go of it: `bcached import {}` goes on; {back}", set.uuid))
     })?;
-    // From here on it is configured: the kernel must not get what a daemon takes at its next start.
+    // From here on the set is configured: the kernel must not get devices that a daemon takes at
+    // its next start.
     jobs::finish_import(&begun, watch, " --register")
 }
 
@@ -46,7 +48,8 @@ fn import(set: &str, devices: &[String], watch: &flags::Watch) -> Result<Report,
     jobs::finish_import(&begun, watch, "")
 }
 
-/// The kernel has no such set: it may have let go of it, or it was released here.
+/// Handles a set that the kernel does not have: it may have been stopped already, or `bcached
+/// release` released it.
 fn without_kernel(flags: &flags::Import) -> Result<Report, Failure> {
     let digits = |text: &str| text.to_lowercase().replace('-', "");
     let typed = digits(flags.set.strip_prefix("UUID=").unwrap_or(&flags.set));
@@ -71,7 +74,7 @@ fn check_unused(set: &InKernel) -> Result<(), Failure> {
     Err(Failure { holders: users, ..failure })
 }
 
-/// Until the kernel has let go of all of it.
+/// Waits until the kernel has released all devices of the set.
 fn wait(set: &InKernel, limit: Duration) -> Result<(), Failure> {
     let until = Instant::now() + limit;
     loop {

@@ -1,5 +1,6 @@
-//! `bcached flush`, `detach`, `attach`, `add`, `remove`, `stop VOLUME`, `forget`, `grow`, `shrink`, `replace`, `release`, `import` and
-//! `cancel`: long work that a daemon does. The daemon judges and does; here it is begun, watched and waited for.
+//! `bcached flush`, `detach`, `attach`, `add`, `remove`, `stop VOLUME`, `forget`, `grow`, `shrink`,
+//! `replace`, `release`, `import` and `cancel`: long jobs of the daemon. The daemon decides and
+//! does the work; this module starts the job, follows it and waits for it.
 
 use super::called::{self, called};
 use super::orphan;
@@ -16,15 +17,15 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Between two looks at work that goes on.
+/// The interval between two polls of a running job.
 const LOOK: Duration = Duration::from_millis(200);
-/// How long what was added may take to be among the volumes.
+/// How long a volume that was added may take to appear among the volumes.
 const COMES: Duration = Duration::from_secs(10);
-/// Between two lines about it, on a terminal and elsewhere.
+/// The interval between two progress lines, on a terminal and elsewhere.
 const TOLD_TERMINAL: Duration = Duration::from_secs(1);
 const TOLD: Duration = Duration::from_secs(30);
 
-/// Writes back what is dirty: of one volume, or of all.
+/// Writes back the dirty data of one volume, or of all.
 pub fn flush(flags: &flags::Flush) -> Result<Report, Failure> {
     let watch = Watch::of(&flags.watch)?;
     let verb = Verb::Flush;
@@ -34,7 +35,7 @@ pub fn flush(flags: &flags::Flush) -> Result<Report, Failure> {
         return watch.finish(vec![job]);
     }
     let All { volumes, missing } = all_volumes(&watch)?;
-    // All are begun before the first is waited for: each device works for itself.
+    // All jobs are started before the first is waited for: each device works independently.
     let (mut jobs, mut refused) = (Vec::new(), missing);
     for name in volumes {
         match watch.begin(&begin(name)) {
@@ -49,7 +50,7 @@ pub fn flush(flags: &flags::Flush) -> Result<Report, Failure> {
     })
 }
 
-/// Takes a volume from its cache.
+/// Detaches a volume from its cache.
 pub fn detach(flags: &flags::Detach) -> Result<Report, Failure> {
     let watch = Watch::of(&flags.watch)?;
     let begin = Begin::new(Verb::Detach, flags.volume.clone());
@@ -57,7 +58,7 @@ pub fn detach(flags: &flags::Detach) -> Result<Report, Failure> {
     watch.finish(vec![job])
 }
 
-/// Puts a volume behind a cache.
+/// Attaches a volume to a cache.
 pub fn attach(flags: &flags::Attach) -> Result<Report, Failure> {
     let watch = Watch::of(&flags.watch)?;
     let begin = Begin::new(Verb::Attach, flags.volume.clone());
@@ -66,7 +67,7 @@ pub fn attach(flags: &flags::Attach) -> Result<Report, Failure> {
     watch.finish(vec![job])
 }
 
-/// Serves a volume no more.
+/// Stops serving a volume permanently.
 pub fn remove(flags: &flags::Remove) -> Result<Report, Failure> {
     if let Some(removed) = orphan::remove(flags) {
         return removed;
@@ -77,7 +78,7 @@ pub fn remove(flags: &flags::Remove) -> Result<Report, Failure> {
     watch.finish(vec![job])
 }
 
-/// Serves a volume no more until the next start.
+/// Stops serving a volume until the next start.
 pub fn stop(volume: &str, flags: &flags::Watch) -> Result<Report, Failure> {
     let watch = Watch::of(flags)?;
     let begin = Begin::new(Verb::Stop, volume.to_owned());
@@ -85,7 +86,7 @@ pub fn stop(volume: &str, flags: &flags::Watch) -> Result<Report, Failure> {
     watch.finish(vec![job])
 }
 
-/// Serves one more volume, and waits until it is served.
+/// Adds a volume, and waits until it is served.
 pub fn add(flags: &flags::Add) -> Result<Report, Failure> {
     let watch = Watch::of(&flags.watch)?;
     let flags::Add { name, backing, cache, .. } = flags;
@@ -100,7 +101,7 @@ pub fn add(flags: &flags::Add) -> Result<Report, Failure> {
     Report::of(&job)
 }
 
-/// Makes a cache give up what it holds of a volume.
+/// Makes a cache drop everything it holds of a volume.
 pub fn forget(flags: &flags::Forget) -> Result<Report, Failure> {
     let watch = Watch::of(&flags.watch)?;
     let accept_loss_bytes =
@@ -112,14 +113,14 @@ pub fn forget(flags: &flags::Forget) -> Result<Report, Failure> {
     watch.finish(vec![job])
 }
 
-/// The daemon may have another working directory.
+/// Returns the absolute path: the daemon may have another working directory.
 fn list_of_lost(path: &Path) -> Result<String, Failure> {
     let refused = |why: String| Failure::new(Kind::Usage, why).option("--lost-ranges");
     let path = std::path::absolute(path).map_err(|error| refused(error.to_string()))?;
     path.to_str().map(str::to_owned).ok_or_else(|| refused(format!("{} is not text", path.display())))
 }
 
-/// Makes a volume as large as its backing device, or one that has none as large as asked for.
+/// Grows a volume to the size of its backing device, or one that has none to the size asked for.
 pub fn grow(flags: &flags::Grow) -> Result<Report, Failure> {
     let watch = Watch::of(&flags.watch)?;
     let size_bytes = flags.size.as_deref().map(|typed| size(typed, "--size")).transpose()?;
@@ -128,7 +129,7 @@ pub fn grow(flags: &flags::Grow) -> Result<Report, Failure> {
     watch.finish(vec![job])
 }
 
-/// Makes a volume smaller.
+/// Shrinks a volume.
 pub fn shrink(flags: &flags::Shrink) -> Result<Report, Failure> {
     let watch = Watch::of(&flags.watch)?;
     let size_bytes = Some(size(&flags.size, "--size")?);
@@ -155,14 +156,16 @@ pub fn replace(flags: &flags::Replace) -> Result<Report, Failure> {
     watch.finish(vec![job])
 }
 
-/// Has a set imported; the job as it has begun. What it was kept as by then stays.
+/// Starts the import of a set, and returns the job as it was at its start. Configuration that the
+/// daemon has stored by then is kept.
 pub fn begin_import(set: &str, devices: &[String], flags: &flags::Watch) -> Result<Job, Failure> {
     let begin = Begin::new(Verb::Import, set.to_owned());
     let (devices, dry_run) = (devices.to_vec(), flags.dry_run);
     Watch::of(flags)?.begin(&Begin { devices, dry_run, ..begin })
 }
 
-/// Waits until what was imported is served. If that comes to nothing, `option` for `bcached release` takes it back.
+/// Waits until the imported set is served. If that fails, the message gives `bcached release` with
+/// `option` as the way back.
 pub fn finish_import(job: &Job, flags: &flags::Watch, option: &str) -> Result<Report, Failure> {
     if !flags.no_wait && !flags.dry_run {
         Watch::of(flags)?.until_all_served(job).map_err(|failure| match failure.kind.exit() {
@@ -176,7 +179,7 @@ pub fn finish_import(job: &Job, flags: &flags::Watch, option: &str) -> Result<Re
     Report::of(job)
 }
 
-/// Lets go of a cache; the job as it ended.
+/// Releases a cache. Returns the job as it ended.
 pub fn release(cache: &str, flags: &flags::Watch) -> Result<(Job, Report), Failure> {
     let watch = Watch::of(flags)?;
     let begin = Begin::new(Verb::Release, cache.to_owned());
@@ -185,13 +188,13 @@ pub fn release(cache: &str, flags: &flags::Watch) -> Result<(Job, Report), Failu
     Ok((job, report))
 }
 
-/// Bytes, as an option says them.
+/// Parses an option's value as bytes.
 fn size(typed: &str, option: &str) -> Result<u64, Failure> {
     sizes::parse(typed, sizes::Bare::Bytes)
         .map_err(|error| Failure::new(Kind::Usage, error.to_string()).option(option))
 }
 
-/// Gives work up.
+/// Cancels a job.
 pub fn cancel(flags: &flags::Cancel) -> Result<Report, Failure> {
     let socket = flags.control.socket();
     let path = format!("/v1/jobs/{}", client::encoded(&flags.job));
@@ -202,7 +205,7 @@ pub fn cancel(flags: &flags::Cancel) -> Result<Report, Failure> {
         )?)?);
     }
     let mut job: Job = client::understood(&client::delete(&socket, &path)?)?;
-    // It ends with what it is in the middle of.
+    // The job ends after its current step.
     let until = Instant::now() + Duration::from_secs(10);
     while job.state == State::Running && Instant::now() < until {
         thread::sleep(LOOK);
@@ -212,18 +215,19 @@ pub fn cancel(flags: &flags::Cancel) -> Result<Report, Failure> {
         State::Running => Err(Failure::new(Kind::TimeLimit, format!("job {} is still ending", flags.job))
             .why("it ends when what it is in the middle of has")
             .next("`bcached status` shows when it has")),
-        // What was asked for has come about.
+        // The job has ended, as requested.
         _ => Report::of(&job),
     }
 }
 
-/// What can be flushed, and why not everything can.
+/// The volumes that can be flushed, and why others cannot.
 struct All {
     volumes: Vec<String>,
     missing: Option<Failure>,
 }
 
-/// The volumes that a cache is in front of; dirty data of others must not be taken for none.
+/// Returns the volumes that have a cache. Reports those with unknown dirty data, so that they do
+/// not pass for clean.
 fn all_volumes(watch: &Watch<'_>) -> Result<All, Failure> {
     let status: Status = client::understood(&client::get(&watch.socket, "/v1/status")?)?;
     let is_cached = |volume: &&Volume| volume.backing.is_some() && volume.cache.is_some();
@@ -233,7 +237,7 @@ fn all_volumes(watch: &Watch<'_>) -> Result<All, Failure> {
     let not_served = status.volumes.iter().filter(|volume| volume.facts.is_none());
     let not_served = not_served.map(|volume| format!("{} is {}", volume.name, volume.state));
     let unserved = status.caches.iter().flat_map(|cache| &cache.unserved);
-    // What lives in the cache alone is nowhere else when it is flushed.
+    // A volume without a backing device has nowhere to write its data back to.
     let unserved = unserved.filter(|left| left.flash_size_bytes.is_none());
     let unserved = unserved.map(|left| format!("{} of {}, which is not served", left.dirty, left.name()));
     let missing: Vec<_> = not_open.chain(not_served).chain(unserved).collect();
@@ -242,7 +246,7 @@ fn all_volumes(watch: &Watch<'_>) -> Result<All, Failure> {
     Ok(All { volumes: volumes.map(|volume| volume.name.clone()).collect(), missing })
 }
 
-/// Whoever waits for long work.
+/// A client waiting for a job.
 struct Watch<'a> {
     socket: PathBuf,
     flags: &'a flags::Watch,
@@ -257,7 +261,7 @@ impl<'a> Watch<'a> {
         Ok(Self { socket: flags.control.socket(), flags, until })
     }
 
-    /// Has it begun, whatever somebody calls what it is about.
+    /// Starts the job. Volume and cache may be given in any form that `called` resolves.
     fn begin(&self, begin: &Begin) -> Result<Job, Failure> {
         let to_cache = |begin: &Begin| match &begin.cache {
             None => self.ask(begin),
@@ -266,7 +270,7 @@ impl<'a> Watch<'a> {
             }
         };
         if begin.verb == Verb::Add {
-            // It is a name that the volume is to have.
+            // It is the new volume's name, not that of an existing one.
             return to_cache(begin);
         }
         called(&begin.volume, |volume| to_cache(&Begin { volume: volume.to_owned(), ..begin.clone() }))
@@ -277,7 +281,7 @@ impl<'a> Watch<'a> {
         client::understood(&client::post(&self.socket, "/v1/jobs", &body)?)
     }
 
-    /// Waits until the volume that was added is served.
+    /// Waits until the added volume is served.
     fn until_served(&self, name: &str) -> Result<(), Failure> {
         let (mut told, began) = (Told::default(), Instant::now());
         let served = self.look_until_served(name, began, &mut told);
@@ -294,7 +298,7 @@ impl<'a> Watch<'a> {
             let state = volume.as_ref().map_or("", |volume| &volume.state);
             match state {
                 "served" | "degraded" => return Ok(()),
-                // It comes with the answer of whoever makes it.
+                // The volume appears only after the daemon has answered the client that added it.
                 "" if !is_seen && began.elapsed() < COMES => thread::sleep(LOOK),
                 "" | "removed" | "stopped" => {
                     let how = if state == "stopped" { "stopped" } else { "removed" };
@@ -327,7 +331,8 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Waits until what was imported is served: the cache, then the devices that came with it.
+    /// Waits until the imported set is served: the cache, then the devices that were imported with
+    /// it.
     fn until_all_served(&self, job: &Job) -> Result<(), Failure> {
         let mut told = Told::default();
         let status = self.look_until_open(&job.volume, &mut told);
@@ -378,7 +383,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// How far it is now.
+    /// Returns the current state of the job.
     fn look_again(&self, job: &Job, id: u64) -> Result<Job, Failure> {
         let now = client::get(&self.socket, &format!("/v1/jobs/{id}"));
         let now = now.map_err(|failure| match failure.kind {
@@ -390,7 +395,7 @@ impl<'a> Watch<'a> {
         if is_it { Ok(now) } else { Err(nobody_knows(id)) }
     }
 
-    /// Waits for all, and tells of them meanwhile.
+    /// Waits for all jobs, and prints their progress meanwhile.
     fn finish(&self, mut jobs: Vec<Job>) -> Result<Report, Failure> {
         let is_running = |job: &Job| job.state == State::Running && job.id.is_some();
         let is_waited_for = !self.flags.no_wait && !self.flags.dry_run;
@@ -422,7 +427,8 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// What is asked of a daemon that has begun anew, and has other work under that number, or none.
+/// The failure for a job of a daemon that was restarted, and has another job of that number, or
+/// none.
 fn nobody_knows(id: u64) -> Failure {
     Failure::new(Kind::Io, format!("nobody knows what became of job {id}"))
         .why("the daemon was started anew meanwhile")
@@ -441,7 +447,8 @@ fn time_limit(jobs: &[Job]) -> Failure {
     Failure::new(Kind::TimeLimit, "it is not done yet, and goes on").why(lines.join("; ")).next(next)
 }
 
-/// What has been said of work that goes on, on standard error: now and then, and on a terminal in one line.
+/// The progress lines printed so far, on standard error: at intervals, and on a terminal on one
+/// line.
 #[derive(Default)]
 struct Told {
     last: Option<Instant>,
@@ -459,7 +466,7 @@ impl Told {
         self.say(&job.progress_text(), &format!("job {id}; Ctrl-C leaves it running{cancel}"));
     }
 
-    /// Of what is added and not served yet.
+    /// Prints progress of a volume that was added and is not served yet.
     fn tell_wait(&mut self, line: &str) {
         self.say(line, "Ctrl-C leaves it to be served as soon as it can be");
     }
@@ -473,7 +480,7 @@ impl Told {
         }
         self.last = Some(Instant::now());
         let mut out = io::stderr().lock();
-        // Nobody may be reading, which is no reason to stop.
+        // Standard error may be closed, which is no reason to stop.
         let _unread = if is_terminal {
             if !std::mem::replace(&mut self.has_hint, true) {
                 let _unread = writeln!(out, "{hint}");

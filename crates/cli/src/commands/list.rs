@@ -1,4 +1,4 @@
-//! `bcached list`: caches and volumes, a line each.
+//! `bcached list`: prints caches and volumes, one line each.
 
 use crate::failure::Failure;
 use crate::flags;
@@ -9,7 +9,7 @@ use bcached_control::sizes::human;
 use bcached_control::status::{Cache, Dirty, Exported, Status, Volume};
 use serde::Serialize;
 
-/// Asks and reports.
+/// Asks the daemon and reports.
 pub fn run(flags: &flags::List) -> Result<Report, Failure> {
     let status: Status = client::understood(&client::get(&flags.control.socket(), "/v1/status")?)?;
     let caches = status.caches.iter().map(Line::of_cache);
@@ -42,17 +42,17 @@ struct Line {
     cache_mode: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cache: Option<String>,
-    /// It lives in its cache alone.
+    /// It lives in its cache alone, without a backing device.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     flash_only: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     device: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     uuid: Option<String>,
-    /// The ways to a volume.
+    /// The volume's exports.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     exports: Vec<Exported>,
-    /// What goes on there, how far it is, and what keeps it from going on.
+    /// Jobs running on it, their progress, and what blocks them.
     #[serde(skip_serializing_if = "Option::is_none")]
     work: Option<String>,
 }
@@ -94,7 +94,7 @@ impl Line {
         }
     }
 
-    /// The ways to it: block devices by their names.
+    /// Returns the volume's exports; block devices by their names.
     fn exported(&self) -> String {
         let way = |export: &Exported| match (export.device(), &export.place) {
             (Some(device), _) => device,
@@ -122,7 +122,7 @@ impl Line {
     }
 }
 
-/// What is not open says nothing of its dirty data.
+/// The dirty data of a cache or volume that is not open: unknown.
 fn unknown() -> Dirty {
     Dirty::of(0, false)
 }

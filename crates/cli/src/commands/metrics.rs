@@ -1,4 +1,5 @@
-//! `bcached metrics`: the daemon's numbers in the text format of Prometheus, as the daemon wrote them, and the same as JSON.
+//! `bcached metrics`: prints the daemon's metrics in the text format of Prometheus, as the daemon
+//! wrote them, or as JSON.
 
 mod json;
 
@@ -8,7 +9,7 @@ use crate::output::Report;
 use bcached_control::atomic_file;
 use bcached_control::client;
 
-/// Asks, and prints or writes.
+/// Asks the daemon, and prints the text or writes it to a file.
 pub fn run(flags: &flags::Metrics, as_json: bool) -> Result<Report, Failure> {
     let socket = flags.control.socket();
     let Some(file) = &flags.textfile else {
@@ -23,7 +24,7 @@ pub fn run(flags: &flags::Metrics, as_json: bool) -> Result<Report, Failure> {
     if file.as_os_str() == "-" {
         return json::report(text);
     }
-    // The collector looks at names that end in `.prom`: the one that is being written does not.
+    // The collector reads names that end in `.prom`; the temporary file's name does not.
     atomic_file::write(file, &text).map_err(|error| {
         let kind = match error.kind() {
             std::io::ErrorKind::PermissionDenied => Kind::Permission,

@@ -1,4 +1,5 @@
-//! The verbs: what was typed, done. Each gives a report or a failure; none prints.
+//! The commands. Each returns a report or a failure; none prints, apart from those that write a
+//! stream.
 
 mod called;
 mod check;
@@ -32,10 +33,10 @@ use crate::flags::Command;
 use crate::later;
 use crate::output::Report;
 
-/// Does what was asked for.
+/// Runs a command.
 ///
 /// # Errors
-/// The command's.
+/// Those of the command.
 pub fn run(command: Command, json: bool) -> Result<Report, Failure> {
     match command {
         Command::Make(flags) => Ok(make::run(&flags)?.warning(ignored::by_make(&flags))),

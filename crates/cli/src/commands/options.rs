@@ -1,5 +1,5 @@
-//! `bcached get`, `set` and `unset`: options of a volume or a cache that a daemon serves. The daemon judges and does; here only the
-//! form of what was typed is looked at.
+//! `bcached get`, `set` and `unset`: options of a volume or a cache that a daemon serves. The
+//! daemon validates and applies them; this module checks only the syntax of what was typed.
 
 use super::called::called;
 use crate::failure::{Failure, Kind};
@@ -57,7 +57,7 @@ pub fn set(flags: &flags::Set) -> Result<Report, Failure> {
     ask(&flags.volume, &flags.control, &change)
 }
 
-/// Takes back what `set` has said.
+/// Removes options stored by `set`.
 pub fn unset(flags: &flags::Unset) -> Result<Report, Failure> {
     let change = Change { unset: flags.options.clone(), dry_run: flags.dry_run, ..Change::default() };
     ask(&flags.volume, &flags.control, &change)
@@ -88,7 +88,7 @@ fn of_either(name: &str, ask: impl Fn(&str) -> Result<String, Failure>) -> Resul
     })
 }
 
-/// No volume and no cache is called so: those of both that there are.
+/// The failure if neither a volume nor a cache has that name: it lists the names of both.
 fn nobody(no_volume: Failure, no_cache: &Failure) -> Failure {
     let there_are = |failure: &Failure| {
         failure.next.as_deref().and_then(|next| next.strip_prefix("there are: ")).map(str::to_owned)
@@ -97,7 +97,7 @@ fn nobody(no_volume: Failure, no_cache: &Failure) -> Failure {
     if all.is_empty() { no_volume } else { no_volume.next(format!("there are: {}", all.join(", "))) }
 }
 
-/// One option, of which people see the value alone.
+/// One option. The text form shows only its value.
 #[derive(serde::Serialize)]
 struct Value {
     #[serde(skip)]

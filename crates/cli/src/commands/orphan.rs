@@ -1,4 +1,5 @@
-//! `bcached remove DEVICE` of a ublk device that nobody serves any more: no daemon need run, nor know its volume.
+//! `bcached remove DEVICE` for a ublk device that no daemon serves any more: it works without a
+//! running daemon, and without one that knows its volume.
 
 use crate::failure::{Failure, Kind};
 use crate::flags;
@@ -9,22 +10,22 @@ use rustix::io::Errno;
 use serde::Serialize;
 use std::path::Path;
 
-/// What became of it.
+/// The result.
 #[derive(Serialize)]
 struct Removed {
     device: String,
-    /// It would have been, and nothing was done.
+    /// The device would have been removed, but nothing was done.
     dry_run: bool,
 }
 
-/// Takes away what `flags` name, if it is such a device.
+/// Removes the device that `flags` name; `None` if it is no such device.
 pub fn remove(flags: &flags::Remove) -> Option<Result<Report, Failure>> {
     if !flags.volume.starts_with("/dev/") {
         return None;
     }
     match Orphan::at(Path::new(&flags.volume)) {
         Ok(orphan) => orphan.map(|orphan| taken_away(orphan, flags)),
-        // Without the driver there is no such device.
+        // Without the driver there are no such devices.
         Err(DeviceError::Control(error))
             if matches!(error.why, Errno::NOENT | Errno::NODEV | Errno::NXIO) =>
         {

@@ -1,5 +1,5 @@
-//! `bcached release`: the daemon lets go of a set; with `--register` its devices are given to the kernel's bcache, by this process, which
-//! may do what the daemon's unit forbids it.
+//! `bcached release`: has the daemon release a set. With `--register`, this process then gives its
+//! devices to the kernel's bcache: it has privileges that the daemon's unit does not grant.
 
 use super::jobs;
 use crate::failure::{Failure, Kind};
@@ -7,7 +7,7 @@ use crate::flags;
 use crate::output::Report;
 use bcached_offline::kernel::Kernel;
 
-/// Lets go.
+/// Releases a set.
 pub fn run(flags: &flags::Release) -> Result<Report, Failure> {
     if flags.register && flags.watch.no_wait {
         return Err(Failure::new(Kind::Usage, "--register and --no-wait exclude each other")
@@ -17,7 +17,7 @@ pub fn run(flags: &flags::Release) -> Result<Report, Failure> {
     }
     let kernel = Kernel::of_this_machine();
     if flags.register {
-        // Before anything is done.
+        // Checked before anything is done.
         kernel.check_registers()?;
     }
     let (job, report) = jobs::release(&flags.cache, &flags.watch)?;

@@ -1,4 +1,5 @@
-//! `bcached scan`: bcache superblocks on the devices that are named, or on all block devices here, by set. Read-only: nothing is claimed.
+//! `bcached scan`: lists the bcache superblocks on the named devices, or on all block devices, by
+//! set. Read-only: nothing is claimed.
 
 use crate::device::{self, Access, Device};
 use crate::failure::{Failure, Kind};
@@ -16,14 +17,14 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What was found.
+/// The result of a scan.
 #[derive(Serialize, Default)]
 pub struct Scanned {
-    /// By the UUID of the set.
+    /// The sets, sorted by UUID.
     pub sets: Vec<Set>,
-    /// Backing devices that belong to none.
+    /// Backing devices that belong to no set.
     pub without_set: Vec<Member>,
-    /// What has bcache's magic and cannot be used.
+    /// Devices with bcache's magic that cannot be used.
     pub unfit: Vec<Unfit>,
     /// Block devices that this user may not read.
     pub not_readable: Vec<String>,
@@ -33,12 +34,12 @@ pub struct Scanned {
 #[derive(Serialize)]
 pub struct Set {
     pub set_uuid: String,
-    /// Several are one and its copies.
+    /// More than one: a device and its copies.
     pub caches: Vec<Member>,
     pub backings: Vec<Member>,
 }
 
-/// A device with a superblock that can be used.
+/// A device with a usable superblock.
 #[derive(Clone, Serialize)]
 pub struct Member {
     pub device: String,
@@ -46,17 +47,17 @@ pub struct Member {
     pub label: String,
     pub size_bytes: u64,
     pub block_bytes: u64,
-    /// Of a cache device.
+    /// For a cache device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket_bytes: Option<u64>,
-    /// Of a backing device: the kernel's word.
+    /// For a backing device: the state, in the kernel's word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache_mode: Option<String>,
-    /// The kernel's bcache has it.
+    /// The device is in use by the kernel's bcache.
     pub in_kernel: bool,
-    /// Of a backing device that has no cache yet: the set that it was made for, if any.
+    /// For a backing device that has no cache yet: the set that it was made for, if any.
     #[serde(skip)]
     pub made_for: Option<Uuid>,
 }
@@ -67,13 +68,14 @@ pub struct Unfit {
     pub reason: String,
 }
 
-/// Looks, and reports.
+/// Scans and reports.
 pub fn run(flags: &flags::Scan) -> Result<Report, Failure> {
     let (scanned, failures) = scan(&flags.devices);
     Ok(failures.into_iter().fold(Report::of(&scanned)?, Report::failing))
 }
 
-/// What is on `named`, or on every block device; and what is wrong with each that is named and is no bcache device.
+/// Scans `named`, or every block device if it is empty. Also returns a failure for each named
+/// device that is no bcache device.
 pub fn scan(named: &[PathBuf]) -> (Scanned, Vec<Failure>) {
     let (mut scanned, mut failures) = (Scanned::default(), Vec::new());
     let mut sets: BTreeMap<[u8; 16], Set> = BTreeMap::new();
@@ -86,7 +88,7 @@ pub fn scan(named: &[PathBuf]) -> (Scanned, Vec<Failure>) {
             Ok((device, found))
         });
         match found {
-            // One device has many names.
+            // A device can have several names.
             Ok((device, _)) if !seen.insert(device.identity()) => {}
             Ok((device, Found::Sound(found))) => sort_in(&mut scanned, &mut sets, &device, &found),
             Ok((device, Found::Unfit(error))) => scanned.unfit.push(Unfit {
@@ -99,7 +101,8 @@ pub fn scan(named: &[PathBuf]) -> (Scanned, Vec<Failure>) {
             Ok((device, Found::Nothing)) if !named.is_empty() => {
                 failures.push(no_superblock(&device, &lost).unwrap_or_else(|failure| failure));
             }
-            // Of the others only one that may be the cache of a missing set is of interest.
+            // Of devices that were not named, only a possible cache of a missing set is of
+            // interest.
             Ok((device, Found::Nothing)) => {
                 let what = "it has no bcache superblock".to_owned();
                 let reason =
@@ -113,7 +116,7 @@ pub fn scan(named: &[PathBuf]) -> (Scanned, Vec<Failure>) {
             Err(failure) if failure.kind == Kind::Permission => {
                 scanned.not_readable.push(path.display().to_string());
             }
-            // A drive without a medium, or one that fails, is not what was asked for.
+            // A drive without a medium, or one that fails: it was not named, so it is skipped.
             Err(_) => {}
         }
     }
@@ -121,7 +124,7 @@ pub fn scan(named: &[PathBuf]) -> (Scanned, Vec<Failure>) {
     (scanned, failures)
 }
 
-/// Of a device that is named: that there is none, and what is on it instead.
+/// Returns the failure for a named device without a superblock, with what is on it instead.
 fn no_superblock(device: &Device, lost: &LostSets) -> Result<Failure, Failure> {
     let what = format!("{} has no bcache superblock", device.path().display());
     if let Some(claim) = lost.claim(device)? {

@@ -1,7 +1,8 @@
-//! `bcached schema`: what stands in each JSON output, as a JSON Schema.
+//! `bcached schema`: prints the JSON Schema of each JSON output.
 //!
-//! The list is `schemas/`, a line to a field. A test compares it with what the commands print, both ways: what is printed is listed with its
-//! type, what is listed is printed.
+//! The source is `schemas/`, one line for each field. A test compares it with what the commands
+//! print, both ways: every printed field is listed with its type, and every listed field is
+//! printed.
 
 use crate::failure::{Failure, Kind};
 use crate::flags;
@@ -9,8 +10,10 @@ use crate::output::{Report, Show};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-/// All of them. A section: `[NAME VERSION] WHERE`. A line: path, types. `a[].b` is in each element of the array `a`, `*` stands for any
-/// key. A key that ends in `?` may be absent; `!` says that no test has it printed. `a =NAME:b` puts what `b` has in the output NAME into `a`.
+/// All schemas. A section starts with `[NAME VERSION] WHERE`. A line holds a path and its types.
+/// `a[].b` is in each element of the array `a`; `*` stands for any key. A key that ends in `?` may
+/// be absent; `!` says that no test causes it to be printed. `a =NAME:b` puts the fields of `b` in
+/// the output NAME into `a`.
 const LISTED: &str = concat!(include_str!("../schemas/offline.txt"), include_str!("../schemas/daemon.txt"));
 
 /// One output.
@@ -26,7 +29,7 @@ struct Field {
     types: Vec<&'static str>,
 }
 
-/// What every output begins with.
+/// The fields that every output begins with.
 const ENVELOPE: &[&str] = &["schema", "schema_version", "bcached"];
 
 fn listed() -> Vec<Listed> {
@@ -61,7 +64,8 @@ fn listed() -> Vec<Listed> {
 }
 
 impl Field {
-    /// The same where `path` is, if it is in what is at `within`; the whole of an output is at the empty path.
+    /// Returns the field moved to `path`, if it lies within `within`. The whole of an output is at
+    /// the empty path.
     fn moved(&self, within: &str, path: &str) -> Option<Self> {
         let rest = match within {
             "" => Some(self.path.as_str()).filter(|path| !ENVELOPE.contains(path)),
@@ -71,7 +75,7 @@ impl Field {
     }
 }
 
-/// Lists them, or prints one.
+/// Lists the schemas, or prints one.
 pub fn run(flags: &flags::Schema) -> Result<Report, Failure> {
     let all = listed();
     let Some(typed) = &flags.name else {
@@ -102,7 +106,8 @@ impl Listed {
     }
 }
 
-/// A value and what is in it. Within a schema's version fields are added, so more than these may stand there.
+/// A value and its fields. Fields may be added within a schema's version, so an output may hold
+/// others as well.
 #[derive(Default)]
 struct Node {
     types: Vec<String>,
@@ -161,7 +166,7 @@ impl Node {
     }
 }
 
-/// One, which is JSON in either form.
+/// One schema, which is JSON in both forms.
 #[derive(Serialize)]
 struct Schema(Value);
 

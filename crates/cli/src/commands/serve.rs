@@ -6,10 +6,10 @@ use crate::flags::Serve;
 use crate::output::Report;
 use bcached_config::CommandLine;
 
-/// Serves until a signal ends it.
+/// Serves until a signal ends the daemon.
 pub fn run(flags: Serve) -> Result<Report, Failure> {
     let control = flags.control.named();
-    // So they are called by whoever asks, wherever he stands.
+    // Absolute paths, so that clients find them from any working directory.
     let devices = |typed: Vec<String>| typed.iter().map(|typed| device(typed)).collect();
     bcached_daemon::serve(CommandLine {
         config: flags.config,

@@ -1,7 +1,9 @@
-//! `bcached show`: a device's superblock, in text what `bcache-super-show` prints, byte for byte.
+//! `bcached show`: prints a device's superblock; the text is that of `bcache-super-show`, byte for
+//! byte.
 //!
-//! It describes whatever is there, damaged or not, so it reads fields unjudged and says what does not match. Where
-//! that program crashes (a count of journal buckets that does not fit) or stops (versions 5 and 6) this one goes on.
+//! It describes what is there, damaged or not, so it reads the fields without validation and says
+//! what does not match. Where that program crashes (a count of journal buckets that does not fit)
+//! or stops (versions 5 and 6), this one continues.
 
 use crate::device::{self, Access};
 use crate::failure::{Failure, Kind};
@@ -16,7 +18,7 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// What stands in the place of a superblock. A field is absent if reading stopped before it.
+/// The content of a superblock's place. A field is absent if reading stopped before it.
 #[derive(Serialize, Default)]
 struct Shown {
     device: String,
@@ -40,7 +42,7 @@ struct Checksum {
     matches: bool,
 }
 
-/// The fields of a known version.
+/// The fields of a superblock of known version.
 #[derive(Serialize)]
 struct Body {
     label: String,
@@ -82,7 +84,7 @@ struct Backing {
     state: Numbered,
 }
 
-/// A number with its name in `bcache-super-show`'s words, if it has one.
+/// A number, with the word of `bcache-super-show` for it, if it has one.
 struct Numbered(u64, Option<&'static str>);
 
 fn as_word<S: serde::Serializer>(value: &Numbered, serializer: S) -> Result<S::Ok, S::Error> {
@@ -92,7 +94,7 @@ fn as_word<S: serde::Serializer>(value: &Numbered, serializer: S) -> Result<S::O
     }
 }
 
-/// As text: a JSON number of 64 bits is not safe with every reader.
+/// Serialises as text: not every reader handles a 64-bit JSON number.
 fn as_hexadecimal<S: serde::Serializer>(value: &u64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&format_args!("{value:016x}"))
 }
@@ -116,7 +118,7 @@ fn not_bcache(path: &Path, why: &str) -> Failure {
     Failure::new(Kind::NotBcache, format!("{} is not a bcache device", path.display())).why(why)
 }
 
-/// As much as can be said, and what stopped it.
+/// Describes as much as possible, and returns what stopped it.
 fn describe(
     path: &Path,
     fields: &Fields<'_>,
@@ -209,7 +211,8 @@ fn body(version: u64, fields: &Fields<'_>) -> Option<Body> {
     })
 }
 
-/// With feature words the field may be a logarithm, or have its upper half elsewhere.
+/// Returns the bucket size in sectors. With feature words the field may be a logarithm, or have its
+/// upper half elsewhere.
 fn bucket_sectors(version: u64, fields: &Fields<'_>) -> u64 {
     let low = fields.number("bucket_size");
     let incompat = if version == 5 { fields.number("feature_incompat") } else { 0 };
@@ -226,7 +229,8 @@ fn named(value: u64, names: &[&'static str]) -> Numbered {
     Numbered(value, usize::try_from(value).ok().and_then(|index| names.get(index).copied()))
 }
 
-/// Letters, digits and `.-_` stand for themselves, other bytes as `%` and their hexadecimal number.
+/// Escapes a label: letters, digits and `.-_` are kept, other bytes become `%` and their
+/// hexadecimal number.
 fn escaped(label: &[u8]) -> String {
     let mut text = String::new();
     for byte in label {

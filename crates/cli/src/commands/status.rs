@@ -1,4 +1,5 @@
-//! `bcached status`: asks the daemon. The answer is no (exit status 1) if something is not served as configured, or is not well.
+//! `bcached status`: asks the daemon. The answer is no (exit status 1) if something is not served
+//! as configured, or is unhealthy.
 
 use super::called::called;
 use crate::failure::Failure;
@@ -8,7 +9,7 @@ use bcached_control::client;
 use bcached_control::names::refusal;
 use bcached_control::status::Status;
 
-/// Asks and reports.
+/// Asks the daemon and reports.
 pub fn run(flags: &flags::Status) -> Result<Report, Failure> {
     let path = if flags.full { "/v1/status?full=true" } else { "/v1/status" };
     let status: Status = client::understood(&client::get(&flags.control.socket(), path)?)?;

@@ -1,4 +1,5 @@
-//! `bcached stop`: ends the daemon in order, and says what stays dirty where and how it has ended. With a volume: serves that no more.
+//! `bcached stop`: stops the daemon cleanly, and reports which dirty data stays where and how the
+//! daemon has ended. With a volume: stops serving only that.
 
 use super::jobs;
 use crate::failure::{Failure, Kind};
@@ -15,10 +16,10 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Between two looks at a process that is about to end.
+/// The interval between two polls of a process that is about to end.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Stops.
+/// Stops the daemon or a volume.
 pub fn run(flags: &flags::Stop) -> Result<Report, Failure> {
     let watch = &flags.watch;
     if let Some(volume) = &flags.volume {
@@ -38,14 +39,14 @@ pub fn run(flags: &flags::Stop) -> Result<Report, Failure> {
     }
     let process = process(&socket, stopping.pid);
     if let Some(waits) = stopping.waits_text() {
-        // Nobody may be reading, which is no reason to stop.
+        // Standard error may be closed, which is no reason to stop.
         let _unread = writeln!(io::stderr(), "bcached: waiting {waits}");
     }
     while !stopping.ended {
         check_time(until, &stopping)?;
         match client::get_until(&socket, "/v1/stop", until) {
             Ok(body) => stopping = client::understood(&body)?,
-            // It is the command's own limit.
+            // The command's own time limit has passed.
             Err(failure) if failure.kind == Kind::TimeLimit && is_over(until) => {}
             Err(failure) if failure.kind == Kind::NoDaemon => {
                 return Err(Failure::new(Kind::Io, "the daemon has ended without saying how")
@@ -76,7 +77,8 @@ fn ask(socket: &Path, stop: Stop) -> Result<Stopping, Failure> {
     client::understood(&client::post(socket, "/v1/stop", &body)?)
 }
 
-/// There is nothing to stop, which is what was wanted; the socket is named, since it may be the wrong one.
+/// Reports that no daemon is running, which is the desired state. Names the socket, since it may be
+/// the wrong one.
 fn already(failure: &Failure) -> Result<Report, Failure> {
     let nobody = Stopping {
         pid: None,
@@ -109,8 +111,9 @@ fn check_time(until: Option<Instant>, stopping: &Stopping) -> Result<(), Failure
         .next("`bcached stop` again waits for it"))
 }
 
-/// The daemon's process, if it can be seen from here, to be waited for: where a service manager has bound the socket there is one after it, too,
-/// and who asks there has the manager start the daemon again.
+/// Returns the daemon's process to wait for, if it is visible from here. If a service manager has
+/// bound the socket, the socket outlives the daemon, and a request to it makes the manager start
+/// the daemon again.
 fn process(socket: &Path, pid: Option<u32>) -> Option<OwnedFd> {
     let process = client::process(socket)?;
     let is_it = u32::try_from(process.as_raw_nonzero().get()).ok() == pid;
@@ -122,7 +125,7 @@ fn has_ended(process: &OwnedFd) -> bool {
     poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&now)).is_ok_and(|ended| ended > 0)
 }
 
-/// The same process still answers there.
+/// Returns true if the same process still answers on the socket.
 fn is_there(socket: &Path, pid: Option<u32>) -> bool {
     let status = client::get(socket, "/v1/status").and_then(|body| client::understood::<Status>(&body));
     match status {

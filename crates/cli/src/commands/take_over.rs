@@ -1,4 +1,5 @@
-//! `bcached take-over`: this program, or another one, goes on in the place of the daemon that runs, and clients notice a pause.
+//! `bcached take-over`: hands the running daemon's work over to this program, or to another one;
+//! clients notice a pause.
 
 use crate::failure::{Failure, Kind};
 use crate::flags;
@@ -9,15 +10,15 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Longer than a hand-over may last, whoever it ends with.
+/// The default time limit. It is longer than any hand-over, whether it succeeds or fails.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// Between two questions to which nobody answered, and for how long that is no answer: if one process dies, the other one has to notice, and may be
-/// about to read its configuration.
+/// The pause between two requests without an answer, and how long no answer is tolerated. If one of
+/// the processes dies, the other one has to notice, and may be about to read its configuration.
 const PAUSE: Duration = Duration::from_millis(20);
 const NOBODY_LIMIT: Duration = Duration::from_secs(5);
 
-/// Has it taken over, and says how that went.
+/// Starts the hand-over, waits for it, and reports its outcome.
 pub fn run(flags: &flags::TakeOver) -> Result<Report, Failure> {
     let limit = flags.timeout.as_deref().map(bcached_config::time).transpose();
     let limit = limit.map_err(|why| Failure::new(Kind::Usage, why).option("--timeout"))?.unwrap_or(LIMIT);
@@ -25,15 +26,15 @@ pub fn run(flags: &flags::TakeOver) -> Result<Report, Failure> {
     let socket = flags.control.socket();
     let asked = TakeOver { program: program(flags.program.as_deref())?, dry_run: flags.dry_run };
     let body = client::body(&asked)?;
-    // Somebody is there.
+    // Fails early if no daemon answers.
     client::get(&socket, "/v1/take-over")?;
     let mut now: TakingOver = match client::post(&socket, "/v1/take-over", &body) {
         Ok(answer) => client::understood(&answer)?,
-        // The other program is read from a disk, perhaps, and reads its configuration.
+        // The other program may have to be read from disk, and reads its configuration.
         Err(failure) if failure.kind == Kind::TimeLimit && !asked.dry_run => under_way(&socket, until)?,
-        // It has died since; the other one may be there.
+        // The old daemon has died since; the new one may be running.
         Err(failure) if failure.kind == Kind::NoDaemon && !asked.dry_run => under_way(&socket, until)?,
-        // It was asked again while it was busy, and the last time may have been heard.
+        // An earlier request may have started the hand-over before this one found the daemon busy.
         Err(failure) if failure.kind == Kind::Busy && !asked.dry_run => {
             let now = under_way(&socket, until)?;
             if now.progress != Progress::UnderWay {
@@ -66,8 +67,9 @@ pub fn run(flags: &flags::TakeOver) -> Result<Report, Failure> {
     })
 }
 
-/// How far it is, asked of whoever answers by now. The one that was asked before may have gone with the question, or be waiting for a device to
-/// have done, and answer nobody meanwhile.
+/// Returns the progress, from whichever process answers by now. The daemon that was asked before
+/// may have exited with the request pending, or may be waiting for a device and not answer
+/// meanwhile.
 fn under_way(socket: &Path, until: Instant) -> Result<TakingOver, Failure> {
     let mut nobody_since = None;
     loop {
@@ -88,7 +90,8 @@ fn under_way(socket: &Path, until: Instant) -> Result<TakingOver, Failure> {
     }
 }
 
-/// That which is named, or this one: whole, since the daemon stands elsewhere.
+/// Returns the program named, or this one. The path is absolute, since the daemon has another
+/// working directory.
 fn program(named: Option<&Path>) -> Result<PathBuf, Failure> {
     let found = match named {
         Some(named) => std::path::absolute(named),

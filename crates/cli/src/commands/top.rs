@@ -1,5 +1,5 @@
-//! `bcached top`: the status again and again, with what has gone through the caches in between. On a terminal it takes the whole of it;
-//! elsewhere it is printed once, after one interval.
+//! `bcached top`: prints the status repeatedly, with each cache's traffic in between. On a terminal
+//! it fills the screen; elsewhere it prints once, after one interval.
 
 use crate::failure::{Failure, Kind};
 use crate::flags;
@@ -13,7 +13,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Shows until the count is reached, nobody reads, or Ctrl-C.
+/// Prints until the count is reached, the reader closes the pipe, or Ctrl-C.
 pub fn run(flags: &flags::Top, json: bool) -> Result<Report, Failure> {
     let interval = match flags.interval.as_deref() {
         None => Duration::from_secs(2),
@@ -48,7 +48,7 @@ fn look(socket: &Path) -> Result<(Status, Instant), Failure> {
     Ok((client::understood(&client::get(socket, "/v1/status")?)?, Instant::now()))
 }
 
-/// What has gone through each cache since, a second.
+/// Returns each cache's traffic since `before`, in bytes per second.
 fn traffic(before: &Status, now: &Status, time: Duration) -> String {
     let mut text = String::new();
     for cache in &now.caches {
@@ -56,7 +56,7 @@ fn traffic(before: &Status, now: &Status, time: Duration) -> String {
         let (Some(then), Some(counts)) = (then.and_then(|then| then.counts.as_ref()), &cache.counts) else {
             continue;
         };
-        // A daemon that was started anew counts from nothing.
+        // A restarted daemon counts from zero.
         let rate = |then: u64, now: u64| {
             let millis = time.as_millis().max(1);
             let rate = u128::from(now.saturating_sub(then)) * 1000 / millis;

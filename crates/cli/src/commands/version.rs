@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::output::{Report, Show};
 use serde::Serialize;
 
-/// What is running here. The version itself stands in every report's envelope.
+/// The running program. Its version is in every report's envelope.
 #[derive(Serialize)]
 struct Version {
     architecture: &'static str,

@@ -1,4 +1,5 @@
-//! `bcached wait`: until a volume is as wanted. The answer is no (exit status 1) if it will not come to that by itself.
+//! `bcached wait`: waits until a volume is in the wanted state. The answer is no (exit status 1) if
+//! it will not reach it automatically.
 
 use super::called::called;
 use crate::failure::{Failure, Kind};
@@ -11,10 +12,10 @@ use bcached_control::status::{Status, Volume};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Between two looks.
+/// The interval between two polls.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Waits.
+/// Waits for the volume.
 pub fn run(flags: &flags::Wait) -> Result<Report, Failure> {
     let limit = flags.timeout.as_deref().map(bcached_config::time).transpose();
     let limit = limit.map_err(|why| Failure::new(Kind::Usage, why).option("--timeout"))?;
@@ -53,7 +54,7 @@ pub fn run(flags: &flags::Wait) -> Result<Report, Failure> {
     }
 }
 
-/// The volume, and what goes on on it.
+/// Returns the volume, and the jobs running on it.
 fn look(flags: &flags::Wait) -> Result<(Volume, Vec<String>), Failure> {
     let status: Status = client::understood(&client::get(&flags.control.socket(), "/v1/status")?)?;
     let names: Vec<_> = status.volumes.iter().map(|volume| volume.name.clone()).collect();
@@ -78,7 +79,7 @@ fn is_as_wanted(volume: &Volume, wanted: WaitFor) -> bool {
     }
 }
 
-/// The volume, as wanted.
+/// The volume, in the wanted state.
 #[derive(serde::Serialize)]
 struct Waited {
     volume: Volume,
@@ -87,7 +88,7 @@ struct Waited {
 impl Show for Waited {
     const SCHEMA: &'static str = "bcached.wait";
 
-    /// Nobody needs to be told what was waited for.
+    /// Empty: the caller knows what it waited for.
     fn text(&self) -> String {
         String::new()
     }

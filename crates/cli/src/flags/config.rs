@@ -1,4 +1,4 @@
-//! What the configuration is asked, and which files that is.
+//! The command line of `bcached config`, and the options that name configuration files.
 
 use super::{Control, Scan};
 use clap::Subcommand;

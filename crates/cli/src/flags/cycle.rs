@@ -1,4 +1,4 @@
-//! What can be typed for volumes that come, go and change: work that a daemon does and that may take long.
+//! The command line of the commands that add, remove and change volumes: long jobs of the daemon.
 
 use super::Control;
 use std::path::PathBuf;

@@ -37,7 +37,8 @@ fn a_device_without_role_or_name_is_refused() {
     assert_eq!(failure.option.as_deref(), Some("--cache"));
 }
 
-/// `help salvage` was an "unrecognized subcommand", though `salvage` says what to do by hand.
+/// A regression: `help salvage` was an "unrecognized subcommand", though `salvage` says what to do
+/// by hand.
 #[test]
 fn help_for_what_there_is_not_says_so() {
     let refusal = |line: &str| {

@@ -1,4 +1,4 @@
-//! What the parser refuses, as one sentence.
+//! Turns the parser's errors into one sentence each.
 
 use super::CommandLine;
 use crate::failure::{Failure, Kind};
@@ -7,7 +7,7 @@ use clap::CommandFactory as _;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::ffi::OsString;
 
-/// What the parser says of `words`, as a failure.
+/// Returns the parser's error for `words` as a failure.
 pub(super) fn wrong_use(error: &clap::Error, words: &[&OsString]) -> Failure {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
         || error.kind() == ErrorKind::MissingSubcommand
@@ -21,7 +21,7 @@ pub(super) fn wrong_use(error: &clap::Error, words: &[&OsString]) -> Failure {
     let mut lines = rendered.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
     let first = lines.next().unwrap_or_default();
     let what = first.strip_prefix("error: ").unwrap_or(first).trim_end_matches(':');
-    // A list of missing arguments, or a tip: one line of it is enough, the help has the rest.
+    // A list of missing arguments, or a tip: it is joined into one line; the help has the details.
     let why: Vec<_> = lines.filter(|line| !line.is_empty() && !line.starts_with("For more")).collect();
     let mut failure = Failure::new(Kind::Usage, what).next("`--help` after the command shows what it takes");
     if !why.is_empty() {
@@ -33,7 +33,8 @@ pub(super) fn wrong_use(error: &clap::Error, words: &[&OsString]) -> Failure {
     failure
 }
 
-/// The refusal of `word`, which is no command where it stands among `words`: with or without `help` before it.
+/// Returns the refusal of `word`, which is no command at its place among `words`, with or without
+/// `help` before it.
 fn no_command(word: &str, words: &[&OsString]) -> Failure {
     let before = words.iter().skip(1).take_while(|typed| **typed != word);
     let of: Vec<_> = before

@@ -1,4 +1,4 @@
-//! Sockets that somebody else has bound and passes to the daemon, as systemd does.
+//! Sockets that another program has bound and passes to the daemon, as systemd does.
 
 use crate::common::{Daemon, Images, bcached, json, requires, run, tool};
 use rustix::process::{Pid, Signal};
@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
-/// What takes longer does not end.
+/// The time limit after which a process counts as hanging.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn configured() -> Images {
@@ -27,8 +27,8 @@ fn listen(images: &Images, name: &str) -> (PathBuf, UnixListener) {
     (path, listener)
 }
 
-/// The daemon of the configuration, to be given up to three descriptors with these names: in a shell's standard streams, which numbers them anew as
-/// `sd_listen_fds` has them.
+/// Returns the configured daemon's command with up to three descriptors of these names. A shell
+/// receives them as its standard streams and renumbers them as `sd_listen_fds` expects.
 fn given(images: &Images, names: &str, descriptors: Vec<OwnedFd>) -> Command {
     let config = images.path("config.toml");
     let daemon = Daemon::command(images, "run", &["--config", config.to_str().expect("text")]);
@@ -76,7 +76,7 @@ impl<'a> Started<'a> {
         }
     }
 
-    /// Ends it; its exit status.
+    /// Ends it, and returns its exit status.
     #[track_caller]
     fn end(&mut self, signal: Option<Signal>) -> Option<i32> {
         if let Some(signal) = signal {
@@ -94,7 +94,8 @@ impl<'a> Started<'a> {
     }
 }
 
-/// Whoever has bound the control socket keeps it: that somebody listens there does not mean that the daemon is there.
+/// A control socket bound by another program outlives the daemon: that the socket accepts
+/// connections does not mean that the daemon is running.
 #[test]
 fn a_stop_waits_for_the_daemon_and_not_for_its_socket() {
     let images = configured();
@@ -108,7 +109,8 @@ fn a_stop_waits_for_the_daemon_and_not_for_its_socket() {
     assert_eq!(daemon.end(None), Some(0));
 }
 
-/// Who has come before the daemon is answered once it is there, and again after another one has taken its place.
+/// Clients that connect before the daemon runs are answered once it does, and again after another
+/// daemon has taken its place.
 #[test]
 fn who_comes_before_the_daemon_waits_for_it() {
     if !requires("nbdinfo") {
@@ -150,7 +152,7 @@ fn who_comes_before_the_daemon_waits_for_it() {
     }
 }
 
-/// What is not passed is made as ever.
+/// Sockets that are not passed are created as usual.
 #[test]
 fn one_socket_alone_may_be_passed() {
     let images = configured();
@@ -218,7 +220,7 @@ fn what_cannot_be_taken_ends_the_start_in_one_sentence() {
     refuses("nbd", vec![tcp("0.0.0.0:0")], "is not a loopback address, and NBD without TLS lets anybody");
     refuses("nbd:control", vec![unix("a")], "LISTEN_FDS and LISTEN_FDNAMES do not tell which");
 
-    // What was passed to another process is none of ours.
+    // Sockets that were passed to another process are ignored.
     let mut command = given(&images, "web", vec![unix("a")]);
     command.env("FOR", "1");
     let _no_word_of_before = std::fs::remove_file(images.path("out"));
@@ -227,7 +229,7 @@ fn what_cannot_be_taken_ends_the_start_in_one_sentence() {
     assert_eq!(daemon.end(Some(Signal::TERM)), Some(0), "{}", daemon.log());
 }
 
-/// systemd's own program does as systemd does: it starts the daemon when the first client comes.
+/// systemd's own program, like systemd, starts the daemon when the first client connects.
 #[test]
 fn a_client_starts_the_daemon() {
     if !requires("systemd-socket-activate") || !requires("nbdinfo") {
@@ -260,7 +262,7 @@ fn a_client_starts_the_daemon() {
     assert_eq!(daemon.end(Some(Signal::TERM)), Some(0), "{}", daemon.log());
 }
 
-/// The units name what the daemon knows.
+/// The units use the names that the daemon expects.
 #[test]
 fn the_units_pass_what_the_daemon_takes() {
     let units = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/systemd");

@@ -1,5 +1,6 @@
-//! A device that answers with I/O errors when the daemon starts, and is tried again. To volumes that have nothing dirty there a cache is as
-//! good as missing, and they go back to it when it is well. Needs `nbdkit` and `nbdfuse`, which make a file that fails where a test says so.
+//! A device that answers with I/O errors when the daemon starts is retried. To volumes without
+//! dirty data on it, a failing cache counts as missing, and they return to it when it works again.
+//! Needs `nbdkit` and `nbdfuse`, which provide a file with errors where a test wants them.
 
 use crate::common::served::Served;
 use crate::common::{self, Daemon, Images, bcached, bytes, content, done, fill, json, pattern, requires};
@@ -11,14 +12,14 @@ const CACHE_BYTES: u64 = 36 << 20;
 const BACKING_BYTES: u64 = 20 << 20;
 const DATA_BYTES: usize = 2 << 20;
 
-/// An image as a file that fails where the file `trouble` says, from one byte to another.
+/// An image as a file that fails in the byte range given in the file `trouble`.
 struct Flaky {
     served: Served,
     trouble: PathBuf,
 }
 
 impl Flaky {
-    /// `None`: not on this machine.
+    /// Returns `None` if this machine lacks the tools.
     fn over(images: &Images, image: &str) -> Option<Self> {
         if !requires("nbdcopy") {
             return None;
@@ -55,7 +56,7 @@ impl Flaky {
     }
 }
 
-/// What the superblock says.
+/// Returns the state in the superblock.
 fn state_of(backing: &str) -> String {
     let shown = json(&bcached(&["show", "--json", backing]).out);
     shown["backing"]["state"].as_str().expect("a state").to_owned()
@@ -71,7 +72,8 @@ fn states(status: &serde_json::Value) -> [&str; 2] {
     [0, 1].map(|volume| status["volumes"][volume]["state"].as_str().unwrap_or_default())
 }
 
-/// `media` has nothing dirty in the cache, `pond` has everything there, and the cache fails in this range when the daemon starts.
+/// All of `pond`'s data and none of `media`'s is dirty in the cache, and the cache fails in this
+/// range when the daemon starts.
 fn start_with_trouble(from: u64, to: u64) {
     let images = Images::new();
     let fast = images.blank("fast", CACHE_BYTES);
@@ -127,19 +129,22 @@ fn start_with_trouble(from: u64, to: u64) {
     assert_eq!(check.exit, 0, "{check:?}");
 }
 
-/// A dying SSD kept a machine from data all of which was on its disk; pulled out, it would not have.
+/// A regression: a dying SSD blocked access to data all of which was on the disk, unlike a missing
+/// SSD.
 #[test]
 fn clean_volumes_go_without_a_cache_whose_superblock_cannot_be_read() {
     start_with_trouble(4096, 8192);
 }
 
-/// The device answers, and what lies behind its superblock cannot be read: the journal, and all that comes after it.
+/// The device answers, but everything after its superblock is unreadable: the journal, and all that
+/// follows.
 #[test]
 fn clean_volumes_go_without_a_cache_whose_journal_cannot_be_read() {
     start_with_trouble(64 << 10, CACHE_BYTES);
 }
 
-/// A second of errors left a volume failed until somebody removed and added it; a cache was tried again.
+/// A regression: a second of errors left a volume failed until it was removed and added; a cache
+/// was retried.
 #[test]
 fn a_backing_device_that_fails_at_the_start_is_tried_again() {
     let images = Images::new();
@@ -150,7 +155,7 @@ fn a_backing_device_that_fails_at_the_start_is_tried_again() {
         "version = 1\n[cache.fast]\ndevice = {fast:?}\n[volume.tank]\nbacking = {ill:?}\nwait = \"5m\"\n"
     ));
     flaky.fail(0, BACKING_BYTES);
-    // Nobody waits for it: less than its `wait`, which is more than this may take.
+    // The start does not wait for it: `wait` is longer than this may take.
     let daemon = Daemon::configured(&images);
     let status = daemon.status();
     let (state, reason) = (&status["volumes"][0]["state"], status["volumes"][0]["reason"].as_str());
@@ -170,11 +175,11 @@ fn a_backing_device_that_fails_at_the_start_is_tried_again() {
     assert_eq!(exit, 0, "{log}");
 }
 
-/// A small file system in memory; unmounted at the end.
+/// A small file system in memory, unmounted at the end.
 struct Memory(PathBuf);
 
 impl Memory {
-    /// `None`: not on this machine.
+    /// Returns `None` if this machine cannot mount one.
     fn new(images: &Images) -> Option<Self> {
         let place = images.path("memory");
         std::fs::create_dir(&place).expect("a folder");
@@ -194,7 +199,8 @@ impl Drop for Memory {
     }
 }
 
-/// A cache for whose note there was no room stayed failed until the next start, and only `wait` said so.
+/// A regression: a cache without space for its note stayed failed until the next start, and only
+/// `wait` said so.
 #[test]
 fn a_cache_without_room_for_its_note_is_tried_again() {
     let images = Images::new();
@@ -230,7 +236,8 @@ fn a_cache_without_room_for_its_note_is_tried_again() {
     assert_eq!(exit, 0, "{log}");
 }
 
-/// A full file system below a cache was waited for in a running daemon, and at a start it was the end.
+/// A regression: a running daemon waited for space in a full file system below a cache, but at a
+/// start the cache failed for good.
 #[test]
 fn a_cache_without_room_below_it_is_tried_again() {
     let images = Images::new();
@@ -261,11 +268,12 @@ fn a_cache_without_room_below_it_is_tried_again() {
     assert_eq!(exit, 0, "{log}");
 }
 
-/// How long bcached may make buckets ready after the first data of a volume, which flushes as well.
+/// How long bcached may prepare buckets after the first data of a volume; that flushes as well.
 const CALM: Duration = Duration::from_secs(1);
 
-/// Acknowledged writes that a failed flush had made void were gone without a word: neither did `status` say what a restart would mean, nor
-/// the log of that what it had meant. `ends` is how the daemon does.
+/// A regression: acknowledged writes voided by a failed flush were lost silently. `status` did not
+/// say what a restart would lose, nor did the log of the restart say what it had lost. `ends` ends
+/// the daemon.
 fn what_is_given_up_is_told_before_and_after(ends: impl FnOnce(Daemon)) {
     let images = Images::new();
     let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
@@ -279,7 +287,7 @@ fn what_is_given_up_is_told_before_and_after(ends: impl FnOnce(Daemon)) {
     fill(&images, &daemon, "tank", &pattern(DATA_BYTES, 1));
     std::thread::sleep(CALM);
     let told = flaky.fail_flushes();
-    // Acknowledged, and not flushed; a flush comes by itself soon.
+    // Acknowledged, and not flushed. The daemon itself flushes soon.
     let data = images.path("data");
     std::fs::write(&data, pattern(64 << 10, 2)).expect("a file");
     let copied = common::run(common::tool("nbdcopy").arg(&data).arg(daemon.uri("tank")));
@@ -294,7 +302,7 @@ fn what_is_given_up_is_told_before_and_after(ends: impl FnOnce(Daemon)) {
     ends(daemon);
     std::fs::remove_file(told).expect("ours");
 
-    // An opening that fails tells of nothing, and leaves it to the next.
+    // A start that fails to open the cache reports nothing, and leaves that to the next one.
     flaky.fail(64 << 10, 128 << 10);
     let daemon = Daemon::configured(&images);
     daemon.wait_for("it is tried again", |status| status["caches"][0]["state"] == "waiting");
@@ -323,7 +331,8 @@ fn what_is_given_up_after_a_failed_flush_is_told_before_and_after() {
     what_is_given_up_is_told_before_and_after(|daemon| daemon.kill());
 }
 
-/// A stop in good order is none of this set: it says so, and the next start what that has cost.
+/// A clean stop does not close this set cleanly: it says so, and the next start reports what was
+/// lost.
 #[test]
 fn what_is_given_up_is_told_after_a_stop_too() {
     what_is_given_up_is_told_before_and_after(|daemon| {

@@ -1,5 +1,5 @@
-//! One logical block by every way in: what the superblock of the backing device says, as the kernel's bcache shows it. A file system
-//! that is made by one way is found by any other.
+//! Every export has the same logical block size: the one in the superblock of the backing device,
+//! as with the kernel's bcache. A file system made through one export is found through any other.
 
 use crate::common::{self, Daemon, Images, bcached, has_fuse, json, requires, run, tool};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 const MIB: u64 = 1 << 20;
 const FILE: &[u8] = b"made by one way in, read by another";
 
-/// A cache with blocks of 512 bytes and a backing device with blocks of `block`: its volume has the larger.
+/// Makes a cache with blocks of 512 bytes and a backing device with blocks of `block`: its volume
+/// has the larger of the two.
 fn made(images: &Images, block: &str) {
     let (fast, tank) = (images.blank("fast", 36 * MIB), images.blank("tank", 330 * MIB));
     assert_eq!(bcached(&["make", "-b", "64k", "--block", "512", "-C", &fast]).exit, 0);
@@ -30,7 +31,7 @@ fn block_of(device: &Path) -> String {
     std::fs::read_to_string(limit).expect("a block device").trim().to_owned()
 }
 
-/// The place of the volume by that way, if it can be had here.
+/// Returns the place of the volume's export of that kind, if this machine has it.
 fn place(daemon: &Daemon, way: &str) -> Option<PathBuf> {
     let status = daemon.status();
     let exports = status["volumes"][0]["exports"].as_array().expect("ways").iter();
@@ -70,7 +71,8 @@ fn status_and_nbd_say_the_block_of_the_backing_device() {
     }
 }
 
-/// XFS has a place for each block size that a kernel will not mount on a device with larger ones, and partition tables lie elsewhere.
+/// A kernel does not mount an XFS on a device with larger blocks than those it was made with, and
+/// the place of partition tables depends on the block size.
 #[test]
 fn xfs_that_is_made_by_one_way_in_is_found_by_another() {
     if !requires("mkfs.xfs") || !requires("losetup") || !has_fuse() || !rustix::process::geteuid().is_root() {
@@ -96,7 +98,7 @@ fn xfs_that_is_made_by_one_way_in_is_found_by_another() {
     std::fs::write(mnt.join("file"), FILE).expect("there is room");
     unmounted();
 
-    // As the guide has it.
+    // As the guide describes it.
     let file = place(&daemon, "fuse").expect("a file");
     let arguments = ["--find", "--show", "--direct-io=on", "--sector-size", "4096"];
     let attached = run(tool("losetup").args(arguments).arg(&file));

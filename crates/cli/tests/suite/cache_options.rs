@@ -1,9 +1,9 @@
-//! `bcached get`, `set` and `unset` on a cache, and its section in a configuration.
+//! `bcached get`, `set` and `unset` on a cache, and the cache's section in a configuration.
 
 use crate::common::{Daemon, Images, bcached, done, fill, json, pattern, refused, run, tool};
 use bcached_config::options::cache_options;
 
-/// The value in force, and who says so.
+/// Returns the value in force, and its origin.
 #[track_caller]
 fn value(daemon: &Daemon, cache: &str, option: &str) -> (String, String) {
     let shown = json(&done(daemon, &["get", "--json", cache, option]));
@@ -16,12 +16,13 @@ fn pair(value: &str, origin: &str) -> (String, String) {
     (value.to_owned(), origin.to_owned())
 }
 
-/// The superblock keeps it: it says so when nobody else does, and what was set last when that is unset.
+/// Returns true if the superblock stores the option: it is the origin if nothing else sets the
+/// option, and keeps the last value after an unset.
 fn is_kept(option: &str) -> bool {
     ["cache_replacement_policy", "discard"].contains(&option)
 }
 
-/// Whose word counts before anything is set.
+/// Returns the option's origin before anything is set.
 fn of_file(option: &str) -> &'static str {
     match option {
         "cutoff_writeback_sync" => "config",
@@ -30,8 +31,8 @@ fn of_file(option: &str) -> &'static str {
     }
 }
 
-/// Of each option: its default, a value as it is typed and as it is printed, one that is refused, and why. The same twice: it is only
-/// refused.
+/// For each option: its default, a value as typed and as printed, a refused value, and why. If the
+/// typed value equals the refused one, only the refusal is tested.
 const EACH: &[(&str, &str, &str, &str, &str, &str)] = &[
     ("cache_replacement_policy", "lru", "fifo", "fifo", "mru", "is none of lru, fifo, random"),
     ("discard", "0", "1", "1", "maybe", "is neither 1 nor 0"),
@@ -101,8 +102,8 @@ fn every_option_of_a_cache_is_set_stays_and_is_unset() {
     assert!(!std::fs::read_to_string(kept).expect("the file").contains("fast"), "nothing is left in it");
 }
 
-/// What a kernel, or the next daemon, finds in the superblock is what was set; what was set for now is not there. Both are in force
-/// at once.
+/// What is set is in the superblock for a kernel or the next daemon; what is set with `--runtime`
+/// is not. Both take effect at once.
 #[test]
 fn what_the_superblock_keeps_of_a_cache_is_set_there() {
     let images = Images::new();
@@ -127,7 +128,7 @@ fn what_the_superblock_keeps_of_a_cache_is_set_there() {
         )
     };
     assert_eq!((in_force(&daemon), kept()), (pair("on", "lru"), (true, "lru".to_owned())));
-    // What is free has never been used, but its device is told so.
+    // Free buckets have never been used, but are still discarded on the device.
     let discarded = |status: &serde_json::Value| status["caches"][0]["discarded_bytes"].as_u64();
     daemon.wait_for("free buckets are discarded", |status| discarded(status).is_some_and(|bytes| bytes > 0));
     assert!(done(&daemon, &["metrics"]).contains("bcached_cache_discarded_bytes_total{cache=\"fast\"} "));
@@ -142,7 +143,7 @@ fn what_the_superblock_keeps_of_a_cache_is_set_there() {
         "nobody says otherwise"
     );
     assert_eq!(daemon.stop().0, 0);
-    // A file that says so is as good as a word.
+    // A configuration file has the same effect as `set`.
     std::fs::write(config, text.replace("[volume", "discard = true\n[volume")).expect("a file");
     let daemon = Daemon::start(&images, &["--config", config]);
     daemon.wait_for("the superblock says so", |_| kept().0);
@@ -150,8 +151,9 @@ fn what_the_superblock_keeps_of_a_cache_is_set_there() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// A policy that the files say and that waits for the cache to work again made every other change one that had failed; and it hid that what the
-/// superblock is to keep cannot be kept now, so that this was kept in the file and refused all the same.
+/// A regression: a policy from the configuration that waits for the cache to work again made every
+/// other change fail. It also hid that the superblock could not be written now, so such an option
+/// was kept in the file, and refused all the same.
 #[test]
 fn what_a_failed_cache_still_owes_is_nothing_to_who_sets_something_else() {
     let images = Images::new();
@@ -163,7 +165,7 @@ fn what_a_failed_cache_still_owes_is_nothing_to_who_sets_something_else() {
     let daemon = Daemon::configured(&images);
     fill(&images, &daemon, "media", &pattern(1 << 20, 1));
     done(&daemon, &["set", "media", "on_cache_error=fail", "--runtime"]);
-    // Everything but the superblocks lies beyond.
+    // Everything but the superblocks lies beyond this offset.
     daemon.fail_writes_beyond(60 << 10);
     let _it_fails =
         run(tool("qemu-io").args(["-f", "raw", "-c", "discard 0 64k", "-c", "flush", &daemon.uri("media")]));

@@ -1,20 +1,21 @@
-//! What `docs/compat.md` cites exists. Whether its words are true no program can say.
+//! Everything that `docs/compat.md` cites exists. Whether its statements are true no program can
+//! check.
 
 use bcached_config::options::{OPTIONS, cache_options};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Of the table of what is compared with the kernel, and of that of incidents.
+/// The verdicts in the table of comparisons with the kernel, and in that of incidents.
 const VERDICTS: [&str; 7] = ["same", "different", "none", "covered", "in part", "cannot arise", "not yet"];
 
-/// The last column of the tables that cite tests.
+/// The last column of tables that cite tests.
 const SHOWN_BY: &str = "shown by";
 
-/// What stands in it where the code was read and no test shows it.
+/// The content of that column where the code was read and no test shows it.
 const NO_TEST: &str = "no test";
 
-/// How many classes of incidents there are.
+/// The number of classes of incidents.
 const INCIDENTS: usize = 31;
 
 fn repository() -> PathBuf {
@@ -26,7 +27,7 @@ fn page() -> String {
     fs::read_to_string(repository().join("docs/compat.md")).expect("the page")
 }
 
-/// All files below `folder` with this extension.
+/// Returns all files below `folder` with this extension.
 fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).expect("a folder") {
@@ -40,7 +41,7 @@ fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The functions of `source` that are tests, and the scenarios that it lists.
+/// Returns the test functions of `source`, and the scenarios that it lists.
 fn tests_in(source: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     let mut is_test = false;
@@ -53,7 +54,7 @@ fn tests_in(source: &str) -> BTreeSet<String> {
             is_test = false;
         }
     }
-    // Of `crates/sim/src/scenarios.rs`: a macro that makes a test of each name in the list.
+    // In `crates/sim/src/scenarios.rs`, a macro makes a test of each name in the list.
     for list in source.split("\nsuper::scenarios! {\n").skip(1) {
         let list = list.split("\n}").next().unwrap_or_default();
         names.extend(list.split(',').map(str::trim).filter(|word| is_name(word)).map(str::to_owned));
@@ -66,32 +67,32 @@ fn is_name(word: &str) -> bool {
         && word.chars().all(|letter| letter.is_ascii_lowercase() || "_0123456789".contains(letter))
 }
 
-/// Everything that may be cited: tests, scenarios, and the names of planted faults.
+/// Returns everything that may be cited: tests, scenarios, and the names of planted faults.
 fn known() -> BTreeSet<String> {
     let root = repository();
     let mut names = BTreeSet::new();
     for path in ["crates", "tests", "xtask"].into_iter().flat_map(|folder| files(&root.join(folder), "rs")) {
         names.extend(tests_in(&fs::read_to_string(path).expect("a source")));
     }
-    // Those that hunts find; the others lie a folder below.
+    // Faults that hunts find; the others lie in a subdirectory.
     let folder = root.join("crates/sim/mutants");
     let faults = files(&folder, "patch").into_iter().filter(|path| path.parent() == Some(&folder));
     names.extend(faults.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())));
     names
 }
 
-/// What stands in backquotes.
+/// Returns the texts in backquotes.
 fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-/// The cells of a line of a table.
+/// Returns the cells of a table's line.
 fn cells(line: &str) -> Option<Vec<&str>> {
     let inner = line.strip_prefix('|')?.strip_suffix('|')?;
     Some(inner.split('|').map(str::trim).collect())
 }
 
-/// The rows of the tables that cite tests: number of the line, and cells.
+/// Returns the rows of the tables that cite tests: line number and cells.
 fn rows(page: &str) -> Vec<(usize, Vec<&str>)> {
     let mut rows = Vec::new();
     let mut columns = None;
@@ -147,7 +148,7 @@ fn every_option_is_in_the_comparison() {
     let all = || OPTIONS.iter().chain(cache_options::OPTIONS);
     let left_out: Vec<&str> = all().map(|option| option.name).filter(|name| !words.contains(name)).collect();
     assert!(left_out.is_empty(), "options that docs/compat.md does not have: {left_out:?}");
-    // `option` before a name says that it is one.
+    // In the page, `option` before a name says that it is the name of an option.
     for (line, number) in page.lines().zip(1..) {
         for rest in line.split("option `").skip(1) {
             let name = rest.split('`').next().unwrap_or_default();

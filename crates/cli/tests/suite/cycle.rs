@@ -1,5 +1,5 @@
-//! Volumes that are flushed, detached and attached by commands, as processes: nothing is lost, what was asked for stays so over restarts,
-//! and what is refused has changed nothing.
+//! Volumes are flushed, detached and attached by commands, as processes: no data is lost, requested
+//! changes persist over restarts, and refused commands change nothing.
 
 use crate::common::{
     self, Daemon, Images, ask, bcached, content, done, fill, json, pattern, refused, refused_also_dry,
@@ -8,13 +8,14 @@ use crate::common::{
 use std::path::PathBuf;
 
 const CACHE_BYTES: u64 = 36 << 20;
-/// The volume's data begins where the caches end, so that writes to it can fail and theirs succeed.
+/// The volume's data begins where the caches end, so that writes to it can fail while theirs
+/// succeed.
 const DATA_OFFSET: u64 = CACHE_BYTES;
 const BACKING_BYTES: u64 = DATA_OFFSET + (20 << 20);
-/// Little enough to stay dirty for as long as somebody works.
+/// Little enough to stay dirty while clients are active.
 const DATA_BYTES: usize = 2 << 20;
 
-/// Two caches and a volume in mode writeback, with a configuration.
+/// Two caches and a volume in writeback mode, with a configuration.
 struct Site {
     images: Images,
     fast: String,
@@ -51,7 +52,7 @@ impl Site {
         Daemon::configured(&self.images)
     }
 
-    /// Fills the start of the volume; what was written.
+    /// Fills the start of the volume, and returns what was written.
     fn write(&self, daemon: &Daemon, seed: u8) -> Vec<u8> {
         let data = pattern(DATA_BYTES, seed);
         fill(&self.images, daemon, "media", &data);
@@ -64,7 +65,7 @@ impl Site {
         assert!(found[..data.len()] == *data, "the volume holds something else");
     }
 
-    /// What the backing device alone holds at the start of the volume.
+    /// Returns what the backing device itself holds at the start of the volume.
     fn below(&self) -> Vec<u8> {
         let from = usize::try_from(DATA_OFFSET).expect("small");
         std::fs::read(&self.tank).expect("readable")[from..from + DATA_BYTES].to_vec()
@@ -103,7 +104,8 @@ fn a_flush_leaves_nothing_dirty_and_the_volume_cached() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// Detached it is served from its backing device alone; so it stays, over an orderly stop and a kill, until it is attached.
+/// A detached volume is served from its backing device alone, and stays detached over a clean stop
+/// and a kill, until it is attached.
 #[test]
 fn a_detached_volume_stays_so_until_it_is_attached() {
     if !requires("nbdcopy") {
@@ -149,7 +151,7 @@ fn a_detached_volume_stays_so_until_it_is_attached() {
     site.expect(&daemon, &third);
     assert_eq!(volume(&daemon)["cache"].as_str(), Some("spare"));
     done(&daemon, &["detach", "media"]);
-    // In front of its former cache, of which nothing is believed any more.
+    // Attached to its former cache, whose old data of it is not used any more.
     assert_eq!(done(&daemon, &["attach", "media", "--cache", "spare"]), "media: attached\n");
     site.expect(&daemon, &third);
     assert_eq!(daemon.stop().0, 0);
@@ -157,7 +159,8 @@ fn a_detached_volume_stays_so_until_it_is_attached() {
     assert!(check.exit == 0 || check.exit == 2, "{check:?}");
 }
 
-/// A daemon that is stopped in the middle of a detach goes on with it; one that cannot write back says so and keeps everything.
+/// A daemon stopped during a detach continues it after the restart. A daemon that cannot write back
+/// says so and keeps all data.
 #[test]
 fn a_detach_goes_on_after_a_stop_and_can_be_cancelled() {
     if !requires("nbdcopy") {
@@ -166,7 +169,7 @@ fn a_detach_goes_on_after_a_stop_and_can_be_cancelled() {
     let site = Site::new();
     let daemon = site.start();
     let data = site.write(&daemon, 1);
-    // The backing device takes nothing: it does not come to an end by itself.
+    // The backing device fails all writes: the detach does not end by itself.
     let tank = std::fs::OpenOptions::new().write(true).open(&site.tank).expect("ours");
     daemon.fail_writes_beyond(DATA_OFFSET);
     let job = json(&done(&daemon, &["detach", "media", "--no-wait", "--json"]));
@@ -219,7 +222,7 @@ fn a_detach_goes_on_after_a_stop_and_can_be_cancelled() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// What cannot be: one sentence, and nothing has changed.
+/// Impossible commands are refused in one sentence, and change nothing.
 #[test]
 fn what_cannot_be_is_refused() {
     let site = Site::new();
@@ -250,7 +253,7 @@ fn daemon_gone(site: &Site) -> PathBuf {
     site.images.path("run/control.sock")
 }
 
-/// A backing device alone, that no cache has anything of.
+/// A backing device alone, of which no cache holds data.
 #[test]
 fn a_device_without_a_cache_is_served_by_the_command_line() {
     if !requires("nbdcopy") {
@@ -269,7 +272,8 @@ fn a_device_without_a_cache_is_served_by_the_command_line() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// A volume is removed with dirty data, stays so over a restart, and comes back with it; another is added, and taken out again.
+/// A volume is removed with dirty data, stays removed over a restart, and returns with that data;
+/// another is added, and removed.
 #[test]
 fn volumes_are_added_and_removed_for_good() {
     if !requires("nbdcopy") {
@@ -305,7 +309,7 @@ fn volumes_are_added_and_removed_for_good() {
     assert_eq!(bcached(&["make", "-B", &pond]).exit, 0);
     refused(&daemon, &["add", "pond"], 2, "does not say on which device it is; name it with --backing");
     refused(&daemon, &["add", "media", "--backing", &pond], 3, "is called so; choose another name");
-    // By its path, by another way to write that, and by a link to it: one refusal.
+    // The device by its path, by another spelling of that, and by a link: the same refusal.
     let link = site.images.path("link");
     std::os::unix::fs::symlink(&site.tank, &link).expect("a link");
     let dotted = site.images.path("away/../tank");
@@ -338,7 +342,8 @@ fn volumes_are_added_and_removed_for_good() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// Numbers were ranks of names: who was added moved others at the next start, and scripts wrote to control files of another volume.
+/// A regression: numbers were ranks of names. A volume that was added renumbered others at the next
+/// start, and scripts wrote to the control files of another volume.
 #[test]
 fn a_volume_that_is_added_or_removed_moves_no_number() {
     let site = Site::new();
@@ -373,7 +378,7 @@ fn a_volume_that_is_added_or_removed_moves_no_number() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// The manual way to grow a volume, without a stop of the daemon.
+/// The manual way to grow a volume, without stopping the daemon.
 #[test]
 fn a_grown_device_is_seen_when_its_volume_comes_back() {
     let site = Site::new();
@@ -387,7 +392,7 @@ fn a_grown_device_is_seen_when_its_volume_comes_back() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// Who is connected keeps a volume from being removed, and is named.
+/// A connected client keeps a volume from being removed, and is named.
 #[test]
 fn a_volume_in_use_is_not_removed() {
     if !requires("qemu-io") {
@@ -412,7 +417,7 @@ fn a_volume_in_use_is_not_removed() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// A client that stays connected while its volume goes from one cache to another, and back.
+/// A client stays connected while its volume moves from one cache to another, and back.
 #[test]
 fn clients_stay_while_a_volume_goes_to_another_cache() {
     use std::io::{BufRead as _, Write as _};

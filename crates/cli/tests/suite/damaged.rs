@@ -1,18 +1,18 @@
-//! A part of a cache's index is damaged: that is frozen, and nothing else.
+//! A damaged part of a cache's index is frozen; everything else keeps working.
 
 use crate::common::{
     self, Daemon, Images, ask, bcached, bytes, content, done, fill, patch, pattern, requires, run, tool,
 };
 
-/// Of 32 KiB: a cache of so many is served before its index has been read.
+/// Buckets of 32 KiB: a cache of so many is served before its index has been read.
 const BUCKETS: u64 = 24_000;
 const SIZE: usize = 48 << 20;
 
-/// A cache whose index has several leaves, and two volumes all of whose data is dirty in it.
+/// Makes a cache whose index has several leaves, and two volumes all of whose data is dirty in it.
 fn filled(images: &Images) -> String {
     let cache = images.blank("fast", BUCKETS * (32 << 10));
     assert_eq!(bcached(&["make", "-b", "32k", "-C", &cache]).exit, 0);
-    // A busy machine makes the cache look congested, and what goes past it is not in its index.
+    // A busy machine makes the cache look congested, and data that bypasses it is not in its index.
     let mut text = format!(
         "version = 1\n[defaults]\nwriteback_running = false\nsequential_cutoff = 0\n[cache.fast]\ndevice = {cache:?}\n\
         congested_read_threshold_us = 0\ncongested_write_threshold_us = 0\n"
@@ -30,9 +30,9 @@ fn filled(images: &Images) -> String {
     cache
 }
 
-/// The first byte of the last leaf, and its first sector in the volume that it is of.
+/// Returns the last leaf's first byte on the device, and its first sector in its volume.
 fn last_leaf(cache: &str) -> (u64, u64) {
-    // More than a pipe holds.
+    // The output is larger than a pipe's buffer.
     let dumped = common::program().args(["dump", cache, "tree"]).output();
     let dumped = String::from_utf8(dumped.expect("it runs").stdout).expect("text");
     let leaf = dumped.lines().rfind(|line| line.starts_with("node level 0 ")).expect("a leaf");
@@ -65,7 +65,7 @@ fn a_damaged_leaf_freezes_what_it_is_the_index_of() {
     assert_eq!(volume(&daemon, "first")["state"], "served");
     assert_eq!(volume(&daemon, "second")["state"], "degraded");
     assert!(content(&images, &daemon, "first")[..SIZE] == pattern(SIZE, 1), "the other volume");
-    // The frozen sectors are not answered with what the backing device has there.
+    // Reads of the frozen sectors do not return the backing device's old data.
     assert_eq!([0, start, start + 64].map(|sector| reads(&daemon, sector)), [true, false, false]);
     done(&daemon, &["set", "first", "writeback_running=true"]);
     done(&daemon, &["set", "second", "writeback_running=true"]);
@@ -77,7 +77,7 @@ fn a_damaged_leaf_freezes_what_it_is_the_index_of() {
         (4, true),
         "{flushed:?}"
     );
-    // All that is known is written back, and a zero would say that there is no more.
+    // All known dirty data is written back; a zero would claim that there is no more.
     let second = volume(&daemon, "second");
     assert_eq!(
         (&second["dirty_bytes"], &second["dirty_state"]),
@@ -86,7 +86,7 @@ fn a_damaged_leaf_freezes_what_it_is_the_index_of() {
     assert_eq!(ask(&daemon, &["detach", "second"]).exit, 4);
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 0, "{log}");
-    // It can be read again: all of it is there.
+    // Readable again, it has all of its data.
     patch(&cache, at, &sound);
     let daemon = Daemon::configured(&images);
     assert!(content(&images, &daemon, "second")[..SIZE] == pattern(SIZE, 2));
@@ -94,7 +94,7 @@ fn a_damaged_leaf_freezes_what_it_is_the_index_of() {
     assert!(content(&images, &daemon, "second")[..SIZE] == pattern(SIZE, 2));
 }
 
-/// Whether a block of the second volume can be read.
+/// Returns whether a block of the second volume can be read.
 fn reads(daemon: &Daemon, sector: u64) -> bool {
     let read = format!("read {} 4k", sector * 512);
     let ran = run(tool("qemu-io").args(["-f", "raw", "-r", "-c", &read, &daemon.uri("second")]));

@@ -1,4 +1,4 @@
-//! `export = "dev"`: a block device by whatever this machine has for that.
+//! `export = "dev"`: a block device by whatever means this machine has.
 
 use crate::common::{
     Daemon, Images, Last, Loop, ask, bcached, done, json, pid, refused, requires, run, tool, wrapped,
@@ -12,14 +12,14 @@ const CACHE_BYTES: u64 = 64 << 20;
 const BACKING_BYTES: u64 = 96 << 20;
 const DATA: &[u8] = b"it was here before the daemon was stopped";
 
-/// Of the volume: what its device is made of, and the device.
+/// Returns what the volume's device is made with, and its path.
 fn device(status: &Value) -> Option<(String, PathBuf)> {
     let export = &status["volumes"][0]["exports"][0];
     assert_eq!(export["way"], "dev", "{status}");
     Some((export["by"].as_str()?.to_owned(), export["place"].as_str()?.into()))
 }
 
-/// Whether block devices can be had here; else the test is skipped.
+/// Returns whether block devices can be made here; if not, the test is skipped.
 fn has_a_way(daemon: &Daemon) -> bool {
     let status = daemon.status();
     let is_there = device(&status).is_some();
@@ -65,7 +65,8 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Done as soon as nobody uses the device: who has only a look at it, as udev has, or another daemon's `losetup`, is not long about it.
+/// Repeats the command while another process has the device open: udev, or another daemon's
+/// `losetup`, opens it only briefly.
 fn done_unused(daemon: &Daemon, words: &[&str]) {
     wait_until("nobody has a look", || {
         let ran = ask(daemon, words);
@@ -75,7 +76,8 @@ fn done_unused(daemon: &Daemon, words: &[&str]) {
     });
 }
 
-/// A device as it was once, whatever has its number by then: tests beside this one take the numbers that are free.
+/// A certain device, even if its number belongs to another device by now: concurrent tests take
+/// free numbers.
 #[derive(Debug)]
 struct Once {
     place: PathBuf,
@@ -83,35 +85,37 @@ struct Once {
 }
 
 impl Once {
-    /// The one that is there now.
+    /// Returns the device that has this path now.
     fn now(device: &Path) -> Self {
         let place = Path::new("/sys/block").join(device.file_name().expect("a device"));
         let identity = Self::identity(&place);
         Self { place, identity }
     }
 
-    /// The kernel counts disks, and a loop device anew for each file; of its NBD client it says who serves that.
+    /// Identifies the device: the kernel counts disks, and loop devices once for each file; for its
+    /// NBD client it gives the serving process.
     fn identity(place: &Path) -> [Option<String>; 2] {
         ["diskseq", "pid"].map(|file| std::fs::read_to_string(place.join(file)).ok())
     }
 
-    /// What lies under it; `None`: it is nobody's any more, or there is none.
+    /// Returns what lies below the device; `None` if it is unused or gone.
     fn lies_over(&self) -> Option<String> {
         let of = ["loop/backing_file", "pid"].map(|file| std::fs::read_to_string(self.place.join(file)).ok());
         let found = of.into_iter().flatten().next();
         let found = found.or_else(|| (!self.has_nodes() && self.place.exists()).then(String::new))?;
-        // Looked at last: what was found before is of nobody who came later.
+        // Compared last, so that what was found above is not that of a later device.
         (Self::identity(&self.place) == self.identity).then_some(found)
     }
 
-    /// Nodes of it stay when it is nobody's.
+    /// Returns true if the device's nodes persist while it is unused.
     fn has_nodes(&self) -> bool {
         let name = self.place.file_name().expect("a device").to_string_lossy();
         name.starts_with("loop") || name.starts_with("nbd")
     }
 }
 
-/// Tests failed by chance, because a loop device that had gone was somebody else's when they looked.
+/// A regression in the tests: they failed by chance when the number of a removed loop device
+/// belonged to another test's device.
 #[test]
 fn who_has_the_number_of_a_device_later_is_not_that_device() {
     if !requires("losetup") {
@@ -126,12 +130,12 @@ fn who_has_the_number_of_a_device_later_is_not_that_device() {
     drop(device);
     assert_eq!(before.lies_over(), None);
     let taken = run(tool("losetup").args([&number, &files[1]]));
-    // If this one was too late somebody else has it, which is as good.
+    // If this was too late, another process has the number, which serves as well.
     let _theirs = (taken.exit == 0).then(|| Loop(number));
     assert_eq!(before.lies_over(), None, "{taken:?}");
 }
 
-/// A file system on it outlives stops and starts, and a stop leaves nothing behind.
+/// A file system on the device survives stops and starts, and a stop leaves nothing behind.
 #[test]
 fn a_volume_is_a_block_device_by_what_there_is() {
     if !requires("mkfs.ext4") || !requires("mount") {
@@ -165,7 +169,7 @@ fn a_volume_is_a_block_device_by_what_there_is() {
     does(tool("fsck.ext4").args(["-f", "-n"]).arg(&link));
 
     let once = Once::now(&path);
-    // Somebody writes and leaves; it is still to come out of memory.
+    // A client writes and closes; the data is still to be written out of the page cache.
     does(
         tool("dd")
             .args(["if=/dev/zero", "bs=4k", "count=1", "seek=4000", "status=none"])
@@ -194,7 +198,7 @@ fn a_volume_is_a_block_device_by_what_there_is() {
     assert_eq!((exit, once.lies_over()), (0, None), "{log}");
 }
 
-/// What a killed daemon leaves is cleared by the next, and what was flushed is there.
+/// What a killed daemon leaves is cleared by the next one, and flushed data is there.
 #[test]
 fn what_a_killed_daemon_leaves_is_cleared() {
     if !requires("mkfs.ext4") || !requires("mount") {
@@ -212,7 +216,7 @@ fn what_a_killed_daemon_leaves_is_cleared() {
     std::fs::write(mounted.0.join("file"), DATA).expect("it takes it");
     std::fs::File::open(mounted.0.join("file")).expect("a file").sync_all().expect("it is durable");
     let once = Once::now(&path);
-    // What is on its way when the daemon dies.
+    // In flight when the daemon dies.
     std::fs::write(mounted.0.join("other"), vec![7; 4 << 20]).expect("into memory");
     daemon.kill();
 
@@ -223,7 +227,7 @@ fn what_a_killed_daemon_leaves_is_cleared() {
     assert_eq!(again, by);
     let second = Once::now(&new);
     if by == "ublk" {
-        // It was the same device all the time.
+        // It is the same device throughout.
         assert_eq!(new, path);
     } else {
         assert_ne!(new, path, "the old one is mounted");
@@ -235,7 +239,7 @@ fn what_a_killed_daemon_leaves_is_cleared() {
         does(tool("umount").arg(&mounted.0));
     }
     does(tool("fsck.ext4").args(["-f", "-n"]).arg(&new));
-    // Killed while nobody uses it: nothing is left after the next.
+    // Killed while the device is unused: after the next daemon nothing is left.
     daemon.kill();
     let daemon = Daemon::configured(&images);
     let (_, last) = device(&daemon.status()).expect("it is there again");
@@ -246,7 +250,8 @@ fn what_a_killed_daemon_leaves_is_cleared() {
     assert!(!mounts.contains(images.path("run").to_str().expect("text")), "{mounts}");
 }
 
-/// Whoever uses a device that ends with the daemon keeps another from taking over; unused, it comes anew.
+/// A device that ends with the daemon blocks a hand-over while it is in use; unused, it is made
+/// anew.
 #[test]
 fn another_daemon_takes_over_and_has_a_device_too() {
     if !requires("mkfs.ext4") || !requires("mount") {
@@ -270,7 +275,8 @@ fn another_daemon_takes_over_and_has_a_device_too() {
     }
     does(tool("umount").arg(&mounted.0));
     if by != "ublk" {
-        // Who comes while the other one reads its configuration: this one is there as before.
+        // A process opens the device while the new daemon reads its configuration: the old daemon
+        // continues as before.
         let has_it = "for n in $(seq 1500); do test -e \"$done\" && exit; sleep 0.02; done";
         let done = images.path("done");
         let late = format!("done={}\nexec 3<{}\n({has_it}) &\nexec 3<&-", done.display(), path.display());
@@ -293,7 +299,8 @@ fn another_daemon_takes_over_and_has_a_device_too() {
     assert_eq!(once.lies_over(), None);
 }
 
-/// Grown while it is served, the device is larger; in use at a stop, it ends, and the log says for whom.
+/// A volume grown while served makes the device larger. A device in use at a stop is cut off, and
+/// the log names the process that used it.
 #[test]
 fn a_device_grows_and_is_cut_off_at_a_stop() {
     if !requires("mkfs.ext4") || !requires("mount") {
@@ -333,13 +340,14 @@ fn a_device_grows_and_is_cut_off_at_a_stop() {
     let _it_is_dead = tool("umount").arg(&mounted.0).status();
     drop(mounted);
     if by == "ublk" {
-        // Somebody has to take it over to be rid of it.
+        // Only another daemon, which takes it over, can remove it.
         assert_eq!(Daemon::configured(&images).stop().0, 0);
     }
     wait_until("it goes when nobody uses it", || once.lies_over().is_none());
 }
 
-/// While the kernel's bcache is loaded nothing of ours is called as its devices are, and whatever else is called so stays.
+/// While the kernel's bcache is loaded, no link of bcached takes the name of a kernel device, and
+/// other files of such names are kept.
 #[test]
 fn a_volume_that_asks_for_a_number_has_a_link_of_it() {
     if !requires("unshare") || !requires("nsenter") {
@@ -400,7 +408,7 @@ fn a_volume_that_asks_for_a_number_has_a_link_of_it() {
     assert_eq!((exit, std::fs::symlink_metadata(&link).is_err()), (0, true), "{log}");
 }
 
-/// With nothing to make a device of the volume says why, and others are served.
+/// If no block device can be made, the volume says why, and others are served.
 #[test]
 fn where_there_is_no_way_the_volume_says_why_and_others_are_served() {
     let images = Images::new();
@@ -417,7 +425,7 @@ fn where_there_is_no_way_the_volume_says_why_and_others_are_served() {
         if !requires("unshare") {
             return;
         }
-        // A machine of its own, with next to nothing in /dev.
+        // A mount namespace with next to nothing in /dev.
         let hide = "mount -t tmpfs dev /dev && mknod /dev/null c 1 3 && exec \"$@\"";
         let mut hidden = tool("unshare");
         hidden.args(["--mount", "sh", "-c", hide, "sh"]).arg(command.get_program()).args(command.get_args());

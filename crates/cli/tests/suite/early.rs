@@ -1,4 +1,5 @@
-//! Clients that come before their volumes: they wait as long as the volume is waited for, and get it or the reason.
+//! Clients that connect before their volumes exist wait as long as the volume's `wait`, and then
+//! get the volume or the reason.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use crate::certificates::Authority;
@@ -9,19 +10,19 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(60);
 const BYTES: u64 = 16 << 20;
 
-/// A daemon that is waited for by nobody.
+/// A daemon that the test does not wait for.
 struct Starting {
     images: Images,
     child: Child,
 }
 
 impl Starting {
-    /// With the volume `tank`, whose device is not there yet.
+    /// Starts with the volume `tank`, whose device is missing.
     fn new(wait: &str) -> Self {
         Self::with(Images::new(), wait, "")
     }
 
-    /// The same; `nbd` is its section of the configuration.
+    /// The same; `nbd` is that section of the configuration.
     fn with(images: Images, wait: &str, nbd: &str) -> Self {
         let (_, tank) = images.configure_pair(64 << 20, BYTES, &format!("wait = {wait:?}\n{nbd}"));
         std::fs::rename(tank, images.path("away")).unwrap();
@@ -53,7 +54,7 @@ impl Starting {
         size_of(&format!("nbd+unix:///{volume}?socket={}", socket.display()))
     }
 
-    /// Of its only TCP place.
+    /// Returns the port of its only TCP address.
     fn port(&self) -> String {
         let control = common::control(&self.images);
         let status = json(&common::bcached(&["status", "--json", "--control", &control]).out);
@@ -61,7 +62,7 @@ impl Starting {
         places.find_map(|place| place.strip_prefix("127.0.0.1:")).unwrap().to_owned()
     }
 
-    /// So many have come, and have no volume.
+    /// Waits until so many clients are connected and have no volume.
     fn until_waiting(&self, clients: usize) {
         self.until("they wait", |status| {
             let all = status["clients"].as_array().unwrap();
@@ -77,13 +78,13 @@ impl Drop for Starting {
     }
 }
 
-/// A client that asks for the volume's size.
+/// Starts a client that asks for the volume's size.
 fn size_of(uri: &str) -> Child {
     let mut command = tool("nbdinfo");
     command.args(["--size", uri]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// What it has left, in time.
+/// Waits for the client, within the time limit, and returns its result.
 fn end_of(mut client: Child) -> Output {
     let started = Instant::now();
     while client.try_wait().unwrap().is_none() {
@@ -106,7 +107,7 @@ fn who_comes_early_gets_the_volume_when_it_comes() {
     starting.until_waiting(3);
     let unknown = end_of(starting.client("attic"));
     assert!(!unknown.status.success(), "{unknown:?}");
-    // Whoever hangs up is noticed.
+    // A client that disconnects is noticed.
     let mut gone = gone;
     gone.kill().unwrap();
     gone.wait().unwrap();
@@ -119,7 +120,7 @@ fn who_comes_early_gets_the_volume_when_it_comes() {
     }
 }
 
-/// The time in which a client waits is not that of its handshake, in TLS either.
+/// The time a client waits does not count against the handshake limit, with TLS either.
 #[test]
 fn who_comes_early_by_tls_gets_the_volume_when_it_comes() {
     if !requires("nbdinfo") {

@@ -1,17 +1,19 @@
-//! A cache device that fails, and recovers: what clients of the daemon see of it, by the policy of their volume.
+//! A cache device fails and recovers: what clients of the daemon notice, depending on their
+//! volume's policy.
 
 use crate::common::{Daemon, Images, Ran, bcached, bytes, patch, requires, run, tool};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-/// Beyond it nothing can be written when the cache fails: behind the superblocks, before the journal. That is true of the backing
-/// device as well, so what is written meanwhile lies before it: in the first 32 KiB of the volume.
+/// When the cache fails, nothing past this offset can be written: it is after the superblocks and
+/// before the journal. The limit applies to the backing device as well, so tests write meanwhile
+/// only to the first 32 KiB of the volume.
 const LIMIT: u64 = 48 << 10;
 
-/// Nobody who is to wait has given up by then.
+/// A client that should wait has not given up after this time.
 const MOMENT: Duration = Duration::from_secs(2);
 
-/// A cache with one volume, that has a megabyte of dirty sevens and keeps it.
+/// A cache with one volume that keeps a megabyte of dirty sevens.
 struct Site {
     images: Images,
     cache: String,
@@ -20,7 +22,7 @@ struct Site {
 }
 
 impl Site {
-    /// With these options of the volume.
+    /// Starts with these options of the volume.
     fn with_dirty_data(options: &[&str]) -> Self {
         let site = Self::new("writeback");
         site.set(&[&["writeback_running=0"], options].concat());
@@ -31,7 +33,7 @@ impl Site {
         site
     }
 
-    /// With these options of the volume, and a second one, `pond`, that is clean.
+    /// Starts with these options of the volume, and a second volume, `pond`, that is clean.
     fn with_pond(options: &[&str]) -> Self {
         let Self { images, cache, backing, daemon } = Self::with_dirty_data(&[]);
         let pond = images.blank("pond", 20 << 20);
@@ -45,7 +47,7 @@ impl Site {
         site
     }
 
-    /// The clean one neither waits nor fails.
+    /// The clean volume neither waits nor fails.
     fn pond_goes_on(&self) {
         for byte in 1..6 {
             let (write, read) = (format!("write -P {byte} 0 16k"), format!("read -P {byte} 0 16k"));
@@ -57,7 +59,7 @@ impl Site {
         }
     }
 
-    /// With a volume in this mode.
+    /// Starts with a volume in this mode.
     fn new(mode: &str) -> Self {
         let images = Images::new();
         let (cache, backing) = (images.blank("cache", 36 << 20), images.blank("backing", 20 << 20));
@@ -76,7 +78,7 @@ impl Site {
         assert_eq!(ran.exit, 0, "{ran:?}");
     }
 
-    /// A client that does this, one after the other.
+    /// Returns a client that runs these commands in order.
     fn client(&self, commands: &[&str]) -> std::process::Command {
         let mut client = tool("qemu-io");
         client.args(["-f", "raw", "-t", "none"]);
@@ -97,19 +99,20 @@ impl Site {
         client.spawn().expect("it starts")
     }
 
-    /// The cache device takes no more writes, and the set has found out.
+    /// The cache device accepts no more writes.
     fn fail(&self) {
         self.daemon.fail_writes_beyond(LIMIT);
     }
 
-    /// The device may take writes again, and all is as it was, but that the device is not trusted for another minute.
+    /// The device accepts writes again. Everything is as before, except that the device is not
+    /// trusted for another minute.
     fn recover(&self) {
         self.daemon.writes_succeed();
         let works = |_: &serde_json::Value| self.daemon.log().contains("event=cache-works-again");
         self.daemon.wait_for("it works again", works);
     }
 
-    /// Stops in order, and everything is sound.
+    /// Stops cleanly, and checks that everything is sound.
     fn stop(self) -> String {
         let (exit, log) = self.daemon.stop();
         assert_eq!(exit, 0, "{log}");
@@ -133,7 +136,8 @@ fn tools() -> bool {
     requires("nbdcopy") && requires("qemu-io")
 }
 
-/// A moment in which the cache device refused writes cost the volume: writes failed until somebody started the daemon again.
+/// A regression: one moment in which the cache device refused writes made the volume fail writes
+/// until the daemon was restarted.
 #[test]
 fn what_needs_the_cache_waits_until_it_is_back_and_nothing_is_lost() {
     if !tools() {
@@ -160,7 +164,7 @@ fn what_needs_the_cache_waits_until_it_is_back_and_nothing_is_lost() {
     assert!(log.contains("event=cache-works-again"), "{log}");
 }
 
-/// Of two failures with less than five seconds between them the log told the first one alone.
+/// A regression: of two failures less than five seconds apart the log reported only the first.
 #[test]
 fn each_failure_is_told_of() {
     if !tools() {
@@ -182,10 +186,10 @@ fn each_failure_is_told_of() {
     site.stop();
 }
 
-/// A volume that waits for ever is one that hangs.
+/// A volume that waits forever hangs: waiting must end.
 #[test]
 fn waiting_has_an_end() {
-    // Far longer than a request takes that waits for nothing, on a busy machine too.
+    // Far longer than a request takes that does not wait, on a busy machine too.
     const TIMEOUT: Duration = Duration::from_secs(10);
     if !tools() {
         return;
@@ -199,7 +203,7 @@ fn waiting_has_an_end() {
     let started = Instant::now();
     assert_ne!(site.ask(&["write -P 9 0 16k", "flush"]).exit, 0);
     assert!(started.elapsed() < TIMEOUT, "it does not begin to wait anew");
-    // It said that writes wait, after none did any more.
+    // A regression: the status said that writes wait although they failed by then.
     let over = "reads go on, writes fail: it has not worked again within freeze_timeout (10s)";
     let status = bcached(&["status", "--control", site.daemon.control()]);
     assert!(status.out.contains(over) && !status.out.contains("writes wait until"), "{status:?}");
@@ -220,7 +224,7 @@ fn who_is_not_to_wait_is_told_at_once_that_it_fails_or_is_read_only() {
         site.fail();
         let _finds_out = site.ask(&["write -P 9 0 16k", "flush"]);
         site.daemon.wait_for("it is degraded", |status| status["volumes"][0]["state"] == "degraded");
-        // If it waited, it would for ever, and fail by the limit of the command.
+        // If it waited, it would do so forever, and fail by the command's time limit.
         let wrote = site.ask(&["write -P 9 16k 16k"]);
         assert!((wrote.out.clone() + &wrote.err).contains(sentence), "{policy}: {wrote:?}");
         let read = site.ask(&["read -P 7 64k 960k"]);
@@ -231,7 +235,8 @@ fn who_is_not_to_wait_is_told_at_once_that_it_fails_or_is_read_only() {
     }
 }
 
-/// Whatever the cache does, a volume without dirty data sees nothing of it; and what was cached of it before does not come back.
+/// A volume without dirty data does not notice the cache's failure, and data cached before it does
+/// not reappear.
 #[test]
 fn a_clean_volume_sees_nothing_of_a_cache_that_fails_and_comes_back() {
     if !tools() {
@@ -259,9 +264,10 @@ fn a_clean_volume_sees_nothing_of_a_cache_that_fails_and_comes_back() {
     site.stop();
 }
 
-/// Another device may take the place of one that was cut short, so what needs it waits, whatever met the cut first: a read, which the cache
-/// survives, or a flush, which it does not. Then it fails: nothing is answered with what the backing device has in the place of dirty
-/// data, and the log does not say the same again and again.
+/// A truncated cache may be replaced by another device, so requests that need it wait, whatever
+/// finds the truncation first: a read, which the cache survives, or a flush, which it does not.
+/// Then they fail: the backing device's old data is never returned in the place of dirty data, and
+/// the log does not repeat itself.
 #[test]
 fn a_cache_that_was_cut_short_is_waited_for_and_then_fails() {
     if !tools() {
@@ -288,7 +294,8 @@ fn a_cache_that_was_cut_short_is_waited_for_and_then_fails() {
     }
 }
 
-/// What waits is not what a stop waits for: it is told that the volume is gone, and the next start has everything.
+/// A stop does not wait for requests that wait for the cache: they fail, and the next start has all
+/// data.
 #[test]
 fn a_stop_does_not_wait_for_who_waits_for_the_cache() {
     if !tools() {
@@ -300,7 +307,7 @@ fn a_stop_does_not_wait_for_who_waits_for_the_cache() {
     site.daemon.wait_for("it is degraded", |status| status["volumes"][0]["state"] == "degraded");
     assert!(is_running(&mut client), "it waits");
     let Site { images, cache, backing, daemon } = site;
-    // Nobody is waited for: the client has not gone.
+    // The client stays connected, and the stop does not wait for it.
     daemon.signal(rustix::process::Signal::TERM);
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 4, "the set is not as a stop leaves it: {log}");
@@ -313,7 +320,8 @@ fn a_stop_does_not_wait_for_who_waits_for_the_cache() {
     site.stop();
 }
 
-/// One volume of the cache is dirty and waits. The other one is clean, and neither waits nor fails; when the cache is back both have it, under the options that they had.
+/// One volume of the cache is dirty and waits. The other one is clean, and neither waits nor fails.
+/// When the cache works again both use it, with their earlier options.
 #[test]
 fn who_waits_keeps_nobody_else_waiting() {
     if !tools() {
@@ -331,7 +339,7 @@ fn who_waits_keeps_nobody_else_waiting() {
     let status = site.daemon.status();
     let is_attached = |volume: usize| status["volumes"][volume]["attached"] == true;
     assert!(is_attached(0) && is_attached(1), "{status}");
-    // It fails again. What the volume had been told holds for the set that was opened anew.
+    // It fails again. Options set on the volume also apply to the reopened set.
     site.fail();
     let again = site.begin(&["write -P 8 0 16k", "flush", "read -P 8 0 16k"]);
     site.daemon.wait_for("it waits as long as it was told to", |status| {
@@ -344,8 +352,9 @@ fn who_waits_keeps_nobody_else_waiting() {
     site.stop();
 }
 
-/// The device takes writes again, and what it says of itself is damaged: that does not pass. Nobody waits for it, who can do without
-/// goes on, and nothing is lost for whoever mends it.
+/// The device accepts writes again, but its superblock is damaged, which does not pass by itself.
+/// Requests that need it fail without waiting, volumes that do not need it go on, and no data is
+/// lost once it is repaired.
 #[test]
 fn a_cache_that_comes_back_damaged_is_waited_for_by_nobody() {
     if !tools() {

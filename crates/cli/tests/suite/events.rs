@@ -1,4 +1,4 @@
-//! What has happened, as somebody hears it from the daemon.
+//! Events as clients of the daemon receive them.
 
 use crate::common::{self, Daemon, Images, ask, bcached, done, json, refused};
 use std::io::{BufRead as _, BufReader, Lines};
@@ -12,7 +12,7 @@ fn set(images: &Images) -> (String, String) {
     (cache, backing)
 }
 
-/// A process that follows, and its lines, each within a limit.
+/// A process that follows the events, and its lines, each received within a limit.
 struct Follower {
     child: Child,
     lines: mpsc::Receiver<String>,
@@ -84,7 +84,8 @@ fn what_has_happened_is_told_with_its_id() {
     assert_eq!(ask(&daemon, &["events", "--since", "1h"]).out.lines().count(), all.len() + 1);
 }
 
-/// Who follows hears what happens; who is too slow is told how many he has missed; the end of the daemon is the end.
+/// A follower receives what happens. One that is too slow is told how many events it has missed.
+/// The stream ends with the daemon.
 #[test]
 fn what_happens_is_followed_to_the_end() {
     let images = Images::new();
@@ -93,16 +94,16 @@ fn what_happens_is_followed_to_the_end() {
     let follower = Follower::new(&daemon, &["-n", "1", "--json"]);
     assert_eq!(json(&follower.next())["event"].as_str(), Some("ready"));
     done(&daemon, &["set", "tank", "label=pond"]);
-    // That somebody's change was made is said when it has been.
+    // A user's change is reported after it was made.
     assert_eq!(json(&follower.next())["event"].as_str(), Some("label-set"));
     let asked = json(&follower.next());
     assert_eq!(asked["event"].as_str(), Some("options-changed"), "{asked}");
     assert_eq!(asked["message"].as_str(), Some("set tank label=pond"));
-    // It is held while more happens than the daemon remembers.
+    // The follower is stopped while more happens than the daemon's list holds.
     let pid = rustix::process::Pid::from_raw(i32::try_from(follower.child.id()).expect("a process id"))
         .expect("not 0");
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("its own");
-    // Signals that come together are one.
+    // Signals that arrive together count as one.
     let started = std::time::Instant::now();
     while daemon.log().matches("reload-nothing").count() < 1100 {
         assert!(started.elapsed() < Duration::from_secs(60), "{}", daemon.log().lines().count());
@@ -118,7 +119,8 @@ fn what_happens_is_followed_to_the_end() {
         line = json(&follower.next());
     }
     assert!(line["lost"].as_u64().is_some_and(|lost| lost > 0), "{line}");
-    // Until he has told all that there was: who is still busy with that asks a daemon again that has ended meanwhile.
+    // The follower must have read everything before the stop: a busy one would ask a daemon that
+    // has ended meanwhile.
     done(&daemon, &["set", "tank", "label=pool"]);
     while line["message"] != "set tank label=pool" {
         line = json(&follower.next());

@@ -1,5 +1,5 @@
-//! Other people's programs over a volume that is a file: the kernel's loop device with a file system on it, and an iSCSI target. No module of
-//! ours is in the kernel.
+//! Third-party programs over a volume that is a file: the kernel's loop device with a file system
+//! on it, and an iSCSI target. No module of bcached is in the kernel.
 
 use crate::common::{self, Daemon, Images, Loop, bytes, done, has_fuse, pattern, requires, run, tool};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -15,10 +15,10 @@ const MIB: u64 = 1 << 20;
 const CACHE_BYTES: u64 = 64 * MIB;
 const BACKING_BYTES: u64 = 96 * MIB;
 
-/// The time that a program of others is given.
+/// The time limit for a third-party program.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a program says that must succeed.
+/// Runs a program that must succeed, and returns its output.
 #[track_caller]
 fn does<A: AsRef<OsStr>>(name: &str, words: impl IntoIterator<Item = A>) -> String {
     let mut command = tool(name);
@@ -36,7 +36,7 @@ fn volume_as_a_file() -> (Images, Daemon, PathBuf) {
     (images, daemon, file)
 }
 
-/// A loop device over a file, with its file system mounted; both are gone at the end.
+/// A loop device over a file, with its file system mounted; both are removed at the end.
 struct Mounted {
     place: PathBuf,
     // Dropped after the mount.
@@ -54,7 +54,7 @@ impl Mounted {
         mounted
     }
 
-    /// Unmounted, judged, and the device given back: nobody uses the file any more.
+    /// Unmounts, checks the file system, and detaches the device, so that the file is unused.
     fn end(self, daemon: &Daemon) {
         does("umount", [&self.place]);
         does("e2fsck", ["-f", "-n", &self.device.0]);
@@ -69,22 +69,22 @@ impl Drop for Mounted {
     }
 }
 
-/// The device over `file`, by the page cache or past it.
+/// Returns a loop device over `file`, with direct I/O or through the page cache.
 fn attach(file: &Path, direct: bool) -> Option<Loop> {
     let device = Loop::over(file.to_str().expect("text"))?;
     does("losetup", [if direct { "--direct-io=on" } else { "--direct-io=off" }, &device.0]);
     Some(device)
 }
 
-/// What a sparse file takes, in bytes.
+/// Returns the bytes allocated to a sparse file.
 fn taken(path: &str) -> u64 {
     let file = File::open(path).expect("it is there");
     file.sync_all().expect("a sound disk");
     file.metadata().expect("it is there").blocks() * 512
 }
 
-/// A hole in the file, or in a loop device over it, was written as zeroes to the cache and to the disk: a file system that was
-/// trimmed filled the disk that it was on.
+/// A regression: a hole in the file, or in a loop device over it, was written as zeroes to the
+/// cache and the disk. Trimming a file system filled the disk that it was on.
 #[test]
 fn a_hole_frees_space_below_and_takes_none() {
     if !has_fuse() || !requires("blkdiscard") {
@@ -94,7 +94,8 @@ fn a_hole_frees_space_below_and_takes_none() {
     let through = "export = \"fuse\"\ncache_mode = \"writethrough\"\nsequential_cutoff = 0\n";
     let (_, below) = images.configure_pair(CACHE_BYTES, BACKING_BYTES, through);
     let daemon = Daemon::configured(&images);
-    // A busy machine is no reason to pass the cache: what is counted below as bypassed is none of that.
+    // A busy machine must not make requests bypass the cache: the number of bypassed bytes is
+    // checked below.
     for threshold in ["congested_read_threshold_us=0", "congested_write_threshold_us=0"] {
         done(&daemon, &["set", "fast", threshold]);
     }
@@ -124,7 +125,8 @@ fn a_hole_frees_space_below_and_takes_none() {
     assert!(taken(&below) >= before + 7 * MIB, "its space is kept, so it is taken");
 
     let full = fill();
-    // One process at a time writes to a volume: a loop device beside this one would be read-only.
+    // One process at a time writes to a volume: with this file open a loop device would be
+    // read-only.
     drop(file);
     if let Some(device) = attach(&place, true) {
         does("blkdiscard", ["--offset", "0", "--length", "8388608", &device.0]);
@@ -137,7 +139,7 @@ fn a_hole_frees_space_below_and_takes_none() {
     assert_eq!(status["volumes"][0]["bypassed_bytes"], 0, "{status}");
 }
 
-/// The content of file `n`, some of them of several extents and odd lengths.
+/// The content of file `n`; some have several extents and odd lengths.
 fn content(n: u8) -> Vec<u8> {
     pattern(usize::from(n % 7) * 50_001 + 17, n)
 }
@@ -154,7 +156,7 @@ fn write_files(folder: &Path, numbers: impl Iterator<Item = u8>) {
     }
 }
 
-/// Exactly these files are there, with what was written to them.
+/// Exactly these files exist, with what was written to them.
 fn assert_files(folder: &Path, is_there: impl Fn(u8) -> bool) {
     for n in 0..=120 {
         let path = file_of(folder, n);
@@ -165,8 +167,8 @@ fn assert_files(folder: &Path, is_there: impl Fn(u8) -> bool) {
     }
 }
 
-/// ext4 over a loop device over the file, by the page cache and past it: what it holds outlives a stop of the daemon, a kill right after
-/// `sync`, and the discards of what was deleted.
+/// ext4 over a loop device over the file, through the page cache and with direct I/O. Its data
+/// survives a stop of the daemon, a kill right after `sync`, and discards of deleted files.
 #[test]
 fn a_file_system_over_a_loop_device_over_the_file() {
     let tools = ["losetup", "mkfs.ext4", "mount", "e2fsck", "fstrim"];
@@ -185,13 +187,13 @@ fn a_file_system_over_a_loop_device_over_the_file() {
     write_files(&place, 0..=60);
     does("sync", ["--file-system", place.to_str().expect("text")]);
     let users = daemon.status()["clients"].to_string();
-    // Not the `losetup` that has ended.
+    // Not the `losetup` process, which has ended.
     assert!(users.contains(&mounted.device.0) && users.contains(place.to_str().expect("text")), "{users}");
     mounted.end(&daemon);
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 0, "{log}");
 
-    // Past the page cache; some files leave, and their blocks are given back.
+    // With direct I/O: some files are deleted, and their blocks discarded.
     let daemon = Daemon::configured(&images);
     let mounted = Mounted::at(attach(&file, true).expect("as before"), place.clone(), "defaults");
     assert_files(&place, |n| n <= 60);
@@ -214,7 +216,8 @@ fn a_file_system_over_a_loop_device_over_the_file() {
     assert_eq!(exit, 0, "{log}");
 }
 
-/// `tgtd` with one target on a port of its own, killed at the end: it does not end by a signal as long as it has targets.
+/// `tgtd` with one target, on a port of its own. Killed at the end: it ignores signals to end as
+/// long as it has targets.
 struct Target {
     daemon: Child,
     port: u16,
@@ -224,7 +227,7 @@ struct Target {
 impl Target {
     const NAME: &str = "iqn.2026-01.test.bcached:tank";
 
-    /// Over `file`. Another program may take the port that was free just before; then another one is tried.
+    /// Starts it over `file`. If another program takes the free port first, tries another one.
     fn over(file: &Path, images: &Images) -> Self {
         let socket = images.path("tgt");
         let target = (0..5).find_map(|_| Self::start(&socket)).expect("one of five ports is free");
@@ -287,14 +290,14 @@ impl Drop for Target {
     }
 }
 
-/// Whether qemu's tools speak iSCSI here; that is a package of its own.
+/// Returns whether qemu's tools support iSCSI here; that is a separate package.
 fn has_iscsi() -> bool {
     if !["tgtd", "tgtadm", "qemu-io", "qemu-img"].iter().all(|tool| requires(tool)) {
         return false;
     }
     let help = run(tool("qemu-img").arg("--help"));
     let formats = help.out.lines().find(|line| line.starts_with("Supported formats:")).unwrap_or_default();
-    // Named whether its module is there or not; opening tells.
+    // The format is listed even if its module is missing; opening it tells.
     let asked = run(tool("qemu-img").args(["info", "iscsi://127.0.0.1:1/none/0"]));
     let is_there = formats.contains("iscsi") && !asked.err.contains("Unknown protocol");
     if !is_there {
@@ -303,7 +306,8 @@ fn has_iscsi() -> bool {
     is_there
 }
 
-/// An iSCSI target over the file: what its clients write is in the volume after a restart, and what is written there they read.
+/// An iSCSI target over the file: what its clients write is in the volume after a restart, and what
+/// is written to the volume its clients read.
 #[test]
 fn an_iscsi_target_over_the_file() {
     if !has_fuse() || !has_iscsi() {
@@ -348,12 +352,12 @@ fn an_iscsi_target_over_the_file() {
     let all_are = |range: std::ops::Range<usize>, byte: u8| found[range].iter().all(|found| *found == byte);
     assert!(all_are(30 << 20..31 << 20, 0xa5) && all_are(31 << 20..40 << 20, 0));
     assert!(all_are(40 << 20..(40 << 20) + (256 << 10), 7) && all_are(41 << 20..(41 << 20) + (256 << 10), 8));
-    // What is discarded reads as zeroes here, but nobody promised that.
+    // Discarded ranges read as zeroes here, but that is not guaranteed.
     let discarded = 3 << 20..(3 << 20) + (128 << 10);
     data[discarded.clone()].copy_from_slice(&found[discarded]);
     assert!(found[..data.len()] == data[..], "what was written is there");
 
-    // The other way: written here, read there.
+    // The other direction: written to the volume, read from the target.
     let other = pattern(usize::try_from(size).expect("small"), 77);
     let open = File::options().write(true).open(&file).expect("it is there");
     open.write_all_at(&other, 0).expect("it takes it");

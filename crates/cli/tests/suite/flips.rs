@@ -1,34 +1,36 @@
-//! A set with dirty data of which some bytes are not what was written, structure by structure, through the whole program.
+//! Flips bytes in a set with dirty data, structure by structure, and runs the whole program on it.
 //!
-//! What has a sum is noticed: `check` names the structure, `serve` says one sentence, and not a byte of a device is
-//! written. What the format lets pass (data, the uuid table, a newest journal entry that a crash may have torn) is here
-//! too, with exactly what is promised for it: `docs/format.md`, "What a check cannot notice".
+//! Damage to a structure with a checksum is found: `check` names the structure, `serve` refuses
+//! with one sentence, and no byte of a device is written. Damage that the format cannot detect
+//! (data, the UUID table, a newest journal entry that a crash may have torn) is here too, with
+//! exactly what is promised for it: `docs/format.md`, "What a check cannot notice".
 
 use crate::common::{Daemon, Images, bcached, bytes, json, patch, requires, run, tool};
 use serde_json::Value;
 use std::ops::RangeInclusive;
 
-/// What `check` says of a table of volumes that is not the one that was written.
+/// What `check` says about a UUID table that differs from the one written.
 const TABLE_DIFFERS: &str = "table is not the one that was written";
 
 /// Small buckets: a few hundred extents make a tree of two levels.
 const BUCKET: &str = "8k";
 const BUCKET_SECTORS: u64 = 16;
 const EXTENTS: u64 = 420;
-/// From one extent of 4 KiB to the next: none can join its neighbour.
+/// The distance between extents of 4 KiB: none can merge with its neighbour.
 const STRIDE: u64 = 16 << 10;
 const EXTENT: u64 = 4 << 10;
 const FILL: u8 = 7;
 const CACHE_BYTES: u64 = 20 << 20;
-/// The backing device's data lies behind all of the cache, so that writes to it alone can be made to fail.
+/// The backing device's data lies past the end of the cache's offsets, so that writes to it alone
+/// can be made to fail.
 const DATA_OFFSET: u64 = 22 << 20;
 const BACKING_BYTES: u64 = 30 << 20;
 
-/// What ended the daemon that wrote the set.
+/// How the daemon that wrote the set ended.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum End {
     Stop,
-    /// A power cut, as far as this machine can make one: the process is killed and its note is not there.
+    /// A power cut, as far as it can be simulated: the process is killed and its note is missing.
     Crash,
 }
 
@@ -37,15 +39,15 @@ struct Set {
     cache: String,
     backing: String,
     newest_entry: u64,
-    /// How many keys it has.
+    /// The number of keys in the newest entry.
     newest_keys: usize,
-    /// Another entry that the newest one needs; after a stop there is none.
+    /// Another entry that a replay needs besides the newest one; there is none after a stop.
     needed_entry: Option<u64>,
     priorities: u64,
     uuids: u64,
     root: u64,
     leaf: u64,
-    /// Where the first extent of the leaf has its data.
+    /// The data of the leaf's first extent.
     data: u64,
 }
 
@@ -70,11 +72,12 @@ impl Set {
         ]);
         assert_eq!(made.exit, 0, "{made:?}");
         let daemon = Daemon::start(images, &["--cache", &cache, "--backing", &backing]);
-        // On a machine under load the cache would be congested, and what went past it would meet what fails below (`No space left on device`).
+        // On a loaded machine the cache would count as congested, and requests that bypass it would
+        // fail below (`No space left on device`).
         let never =
             ["set", &cache, "congested_write_threshold_us=0", "--runtime", "--control", daemon.control()];
         assert_eq!(bcached(&never).exit, 0);
-        // However long this machine takes, nothing is written back meanwhile.
+        // Write-back fails, so nothing is written back however long this takes.
         daemon.fail_writes_beyond(CACHE_BYTES);
         let mut writing = tool("qemu-io");
         writing.args(["-f", "raw"]);
@@ -99,7 +102,7 @@ impl Set {
         let entries = records("journal");
         let newest = entries.iter().max_by_key(|entry| entry["seq"].as_u64()).expect("an entry");
         let (seq, last_seq) = (number(newest, "seq"), number(newest, "last_seq"));
-        // One from the middle: the first and the last of a run are what a careless reader would not miss.
+        // One from the middle: a careless reader would not miss the first or the last of a run.
         let wanted = u64::midpoint(last_seq, seq);
         let needed = entries.iter().find(|entry| number(entry, "seq") == wanted && wanted < seq);
         let nodes = records("tree");
@@ -120,30 +123,32 @@ fn number(record: &Value, field: &str) -> u64 {
     record[field].as_u64().expect(field)
 }
 
-/// The sector that a key points to: "0:704 gen 1".
+/// Returns the sector that a key points to: "0:704 gen 1".
 fn pointer(key: &Value) -> u64 {
     let text = key["pointers"][0].as_str().expect("a pointer");
     let sector = text.split([':', ' ']).nth(1).expect("a sector");
     sector.parse().expect("a number")
 }
 
-/// Which device is flipped.
+/// Which device's bytes are flipped.
 #[derive(Clone, Copy, Debug)]
 enum On {
     Cache,
     Backing,
 }
 
-/// What must come of it.
+/// The required result.
 #[derive(Debug)]
 enum Outcome {
-    /// `check` says no and names the structure; `serve` ends with this exit status and sentence, nothing written.
+    /// `check` answers no and names the structure; `serve` ends with this exit status and sentence;
+    /// nothing is written.
     Found { structure: &'static str, exit: i32, sentence: &'static str },
-    /// The set is served, and so many bytes of what was written differ. `check` says this, and no more than a warning.
+    /// The set is served, and so many bytes differ from what was written. `check` says this, and at
+    /// most warns.
     Served { check: &'static str, differ: RangeInclusive<usize> },
 }
 
-/// Bytes to flip, [`FLIPPED`] of them from `offset` in `sector` on, and what must come of it.
+/// [`FLIPPED`] bytes to flip, from `offset` in `sector` on, and the required result.
 struct Flip<'a> {
     what: &'static str,
     set: &'a Set,
@@ -155,7 +160,7 @@ struct Flip<'a> {
 
 const FLIPPED: usize = 4;
 
-/// Copies of the set's devices, with the bytes flipped.
+/// Returns copies of the set's devices, with the bytes flipped.
 fn flipped(images: &Images, flip: &Flip<'_>) -> (String, String) {
     let copy = |from: &str, name: &str| {
         let to = images.path(name);
@@ -176,7 +181,7 @@ fn flipped(images: &Images, flip: &Flip<'_>) -> (String, String) {
 
 fn prove(flip: &Flip<'_>) {
     let what = flip.what;
-    // A folder of its own, and with it no note of another case.
+    // A directory of its own, so that it has no note of another case.
     let images = Images::new();
     let (cache, backing) = flipped(&images, flip);
     let devices = ["--cache", cache.as_str(), "--backing", &backing];
@@ -188,7 +193,7 @@ fn prove(flip: &Flip<'_>) {
             assert_eq!((checked.exit, is_named), (1, true), "{what}: {checked:?}");
             let ran = run(&mut Daemon::command(&images, "run", &devices));
             assert_eq!((ran.exit, ran.out.as_str()), (exit, ""), "{what}: {ran:?}");
-            // What is not an event of the log is the sentence; of damage the log has the details.
+            // Apart from log events there is only the sentence; for damage the log has the details.
             let said: Vec<_> = ran.err.lines().filter(|line| !line.contains(" [event=")).collect();
             assert!(
                 said.len() == 1 && said[0].starts_with("bcached: ") && ran.err.contains(sentence),
@@ -198,7 +203,8 @@ fn prove(flip: &Flip<'_>) {
             assert!((bytes(&cache), bytes(&backing)) == before, "{what}: a device was written");
         }
         Outcome::Served { check, ref differ } => {
-            // A table that bcached wrote is sealed, and a volume that can prove its number is served all the same.
+            // bcached seals the table that it writes. A volume that can prove its number is served
+            // all the same.
             let exit = i32::from(check == TABLE_DIFFERS);
             assert_eq!((checked.exit, checked.out.contains(check)), (exit, true), "{what}: {checked:?}");
             assert!((bytes(&cache), bytes(&backing)) == before, "{what}: the check wrote");
@@ -211,7 +217,7 @@ fn prove(flip: &Flip<'_>) {
     }
 }
 
-/// Bytes of the extents that are not what was written.
+/// Returns the number of bytes in the extents that differ from what was written.
 fn differing(images: &Images, daemon: &Daemon) -> usize {
     let back = images.path("back");
     let copied = run(tool("nbdcopy").arg(daemon.uri("tank")).arg(&back));
@@ -236,7 +242,7 @@ fn flipped_bytes_are_named_refused_or_survived() {
     unnamed_volume(&stopped);
 }
 
-/// Structures with a sum.
+/// Structures with a checksum.
 fn sealed<'a>(stopped: &'a Set, crashed: &'a Set) -> [Flip<'a>; 6] {
     let found = |structure, sentence| Outcome::Found { structure, exit: 4, sentence };
     let cache = |what, set, sector, outcome| Flip { what, set, on: On::Cache, sector, offset: 100, outcome };
@@ -261,7 +267,7 @@ fn sealed<'a>(stopped: &'a Set, crashed: &'a Set) -> [Flip<'a>; 6] {
     ]
 }
 
-/// What the format lets pass.
+/// Damage that the format cannot detect.
 fn passing<'a>(stopped: &'a Set, crashed: &'a Set) -> [Flip<'a>; 5] {
     let cache = |what, set, sector, offset, check, differ| Flip {
         what,
@@ -274,26 +280,28 @@ fn passing<'a>(stopped: &'a Set, crashed: &'a Set) -> [Flip<'a>; 5] {
     let torn = "is not whole: torn by a crash, or damaged";
     let lost = crashed.newest_keys * usize::try_from(EXTENT).expect("small");
     [
-        // It says what the ones before it say, and that nothing is left to replay.
+        // It says the same as the entries before it, and that nothing is left to replay.
         cache("last entry of a stop", stopped, stopped.newest_entry, 100, torn, 0..=0),
-        // A crash cannot tear an entry that was flushed. Nobody can tell, and what only this one has is lost.
+        // A crash cannot tear an entry that was flushed, but that cannot be told apart. What only
+        // this entry holds is lost.
         cache("newest entry", crashed, crashed.newest_entry, 100, torn, 0..=lost),
         cache("data", stopped, stopped.data, 100, ": sound", FLIPPED..=FLIPPED),
         cache("label in the uuid table", stopped, stopped.uuids, 20, TABLE_DIFFERS, 0..=0),
-        // The backing device says under which number its data is.
+        // The backing device records the number under which its data is kept.
         cache("uuid in the table", stopped, stopped.uuids, 4, TABLE_DIFFERS, 0..=0),
     ]
 }
 
-/// Neither the uuid table nor the backing device says which number the volume has. The set is opened, which writes to it; the backing
-/// device says that its newest data is in the set, and is not served without it.
+/// Neither the UUID table nor the backing device says which number the volume has. The set is
+/// opened, which writes to it. The backing device says that its newest data is in the set, and is
+/// not served without it.
 fn unnamed_volume(stopped: &Set) {
     let images = Images::new();
     let outcome = Outcome::Found { structure: "", exit: 3, sentence: "" };
     let (on, sector) = (On::Cache, stopped.uuids);
     let flip = Flip { what: "uuid in the table", set: stopped, on, sector, offset: 4, outcome };
     let (cache, backing) = flipped(&images, &flip);
-    // What bcached has noted of the attachment.
+    // bcached's record of the attachment.
     patch(&backing, 4096 + 448, &[0; 40]);
     let before = bytes(&backing);
     let checked = bcached(&["check", "-v", &cache, "--backing", &backing]);

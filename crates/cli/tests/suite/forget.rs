@@ -1,5 +1,5 @@
-//! Volumes that a cache forgets, and those that live in it alone, as processes: what is lost is written down, what is refused has changed
-//! nothing, and `check` finds nothing wrong afterwards.
+//! Volumes that a cache forgets, and volumes that live in it alone, as processes: losses are listed
+//! in a file, refused commands change nothing, and `check` finds nothing wrong afterwards.
 
 use crate::common::{
     Daemon, Images, ask, bcached, content, done, fill, json, pattern, refused, requires, run, tool,
@@ -10,7 +10,7 @@ const CACHE_BYTES: u64 = 36 << 20;
 const BACKING_BYTES: u64 = 20 << 20;
 const DATA_BYTES: usize = 2 << 20;
 
-/// A cache and a volume in mode writeback, of which nothing is written back by itself.
+/// A cache and a volume in writeback mode without automatic write-back.
 struct Site {
     images: Images,
     fast: String,
@@ -26,7 +26,7 @@ impl Site {
         site
     }
 
-    /// The volume `media` is on the device that is called so.
+    /// Configures the volume `media` on this device.
     fn configure(&self, backing: &str) {
         let text = format!(
             "version = 1\n[cache.fast]\ndevice = {:?}\n[volume.media]\nbacking = {backing:?}\nwait = \"1s\"\n\
@@ -69,7 +69,7 @@ impl Site {
     }
 }
 
-/// What is served or unknown is refused, whatever is accepted, and nothing has changed.
+/// A volume that is served or unknown is refused, whatever loss is accepted, and nothing changes.
 #[test]
 fn what_is_served_or_unknown_is_not_forgotten() {
     if !requires("nbdcopy") {
@@ -93,7 +93,7 @@ fn what_is_served_or_unknown_is_not_forgotten() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// A site of which the disk is gone with 2 MiB dirty in the cache, while the configuration waits for it.
+/// A site whose disk is gone, with 2 MiB dirty in the cache, while the configuration waits for it.
 fn orphaned() -> (Site, String) {
     let site = Site::new();
     let uuid = site.uuid();
@@ -104,7 +104,8 @@ fn orphaned() -> (Site, String) {
     (site, uuid)
 }
 
-/// What would be lost is said, and is not lost unless somebody accepts that much and can be told where it was.
+/// The loss is announced. It happens only if the user accepts that amount and its ranges can be
+/// listed.
 #[test]
 fn dirty_data_is_not_lost_unasked() {
     if !requires("nbdcopy") {
@@ -136,7 +137,7 @@ fn dirty_data_is_not_lost_unasked() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// A dead device is forgotten, and what was lost with it stands in a file.
+/// A dead device is forgotten, and the data lost with it is listed in a file.
 #[test]
 fn a_dead_device_is_forgotten_and_its_losses_are_listed() {
     if !requires("nbdcopy") {
@@ -178,7 +179,8 @@ fn a_dead_device_is_forgotten_and_its_losses_are_listed() {
     assert_eq!(daemon.stop().0, 0);
     site.check();
 
-    // The disk is back: what it lacks is known to be lost, and it is not served as if nothing was.
+    // The disk is back. It lacks data that is known to be lost, so it is not served as if it were
+    // complete.
     site.configure(&site.tank);
     let daemon = site.start();
     let volume = daemon.status()["volumes"][0].clone();
@@ -187,7 +189,7 @@ fn a_dead_device_is_forgotten_and_its_losses_are_listed() {
         volume["reason"].as_str().is_some_and(|why| why.contains("the set does not know it")),
         "{volume}"
     );
-    // It looked for a cache that it has, and the way out was said nowhere.
+    // A regression: it searched for a cache that is present, and no message named the way out.
     let reason = volume["reason"].as_str().unwrap_or_default();
     assert!(reason.contains("`bcached forget`") && reason.contains("docs/failures.md"), "{reason}");
     let made = bcached(&["make", "-B", &site.tank, "--wipe-bcache", "--dry-run"]);
@@ -196,7 +198,7 @@ fn a_dead_device_is_forgotten_and_its_losses_are_listed() {
     site.check();
 }
 
-/// Who thinks better of it in time has lost nothing; afterwards it is told that it is too late.
+/// A forget cancelled in time loses nothing; afterwards the cancel is told that it is too late.
 #[test]
 fn a_forget_can_be_cancelled_before_anything_is_given_up() {
     if !requires("nbdcopy") || !requires("mkfifo") {
@@ -207,7 +209,7 @@ fn a_forget_can_be_cancelled_before_anything_is_given_up() {
     let daemon = site.start();
     let list = site.images.path("list.json");
     let words = ["forget", &uuid, "--accept-loss", "2M", "--lost-ranges", list.to_str().expect("text")];
-    // It is written under this name first: whoever opens that waits for a reader.
+    // The list is written under this name first. Opening this pipe blocks until there is a reader.
     let pipe = site.images.path("list.new");
     assert_eq!(run(tool("mkfifo").arg(&pipe)).exit, 0);
     let job = json(&done(&daemon, &[&words[..], &["--no-wait", "--json"]].concat()));
@@ -233,7 +235,8 @@ fn a_forget_can_be_cancelled_before_anything_is_given_up() {
     site.check();
 }
 
-/// Without a file that is named the list lies where the daemon keeps such; what is clean needs none.
+/// If no file is named, the list is stored in the daemon's directory for such lists; a clean volume
+/// needs none.
 #[test]
 fn a_clean_volume_is_forgotten_without_a_question() {
     if !requires("nbdcopy") {
@@ -259,13 +262,14 @@ fn a_clean_volume_is_forgotten_without_a_question() {
     done(&daemon, &["remove", "media"]);
     assert_eq!(done(&daemon, &["forget", &site.uuid()]), "media: forgotten: nothing of it is dirty\n");
     assert!(!site.images.path("state").exists());
-    // Nothing was lost: it is a volume like any other.
+    // Nothing was lost: it is a normal volume.
     assert_eq!(done(&daemon, &["add", "media"]), "media: added\n");
     assert_eq!(daemon.stop().0, 0);
     site.check();
 }
 
-/// The cache is an older copy. When it has forgotten what it holds of the volume, that is attached anew, as the refusal has said.
+/// The cache is an older copy. After it has forgotten what it holds of the volume, the volume is
+/// attached anew, as the refusal has said.
 #[test]
 fn a_volume_that_an_older_cache_has_forgotten_is_attached_anew() {
     if !requires("nbdcopy") {
@@ -296,7 +300,7 @@ fn a_volume_that_an_older_cache_has_forgotten_is_attached_anew() {
     site.check();
 }
 
-/// A volume in the cache alone: made, kept over a kill and a stop, removed for good, served again, deleted.
+/// A volume in the cache alone: made, kept over a kill and a stop, removed, served again, deleted.
 #[test]
 fn a_volume_lives_in_the_cache_alone() {
     if !requires("nbdcopy") {
@@ -324,7 +328,7 @@ fn a_volume_lives_in_the_cache_alone() {
     );
     refused(&daemon, &["forget", "scratch", "--accept-loss", "8M"], 3, "it is served");
     refused(&daemon, &["detach", "scratch"], 2, "lives on its cache alone");
-    // Options of backing devices were listed as if it had one.
+    // A regression: options of backing devices were listed although it has none.
     let options = json(&done(&daemon, &["get", "scratch", "--json"]));
     let names: Vec<_> = options["options"].as_array().into_iter().flatten().collect();
     let names: Vec<_> = names.iter().map(|option| option["name"].as_str().unwrap_or_default()).collect();
@@ -353,7 +357,8 @@ fn a_volume_lives_in_the_cache_alone() {
     site.check();
 }
 
-/// The daemon had read at its start that it is not served, and went on to say that the configuration says something of it.
+/// A regression: a daemon that had read at its start that the volume is not served kept saying that
+/// the configuration mentions it.
 #[test]
 fn the_name_of_a_volume_that_was_deleted_is_free() {
     let site = Site::new();
@@ -365,7 +370,7 @@ fn the_name_of_a_volume_that_was_deleted_is_free() {
     refused(&daemon, &["add", "scratch", "--size", "4M"], 3, "it is there, with 8 MiB");
     done(&daemon, &["forget", "scratch"]);
     assert_eq!(done(&daemon, &["add", "scratch", "--size", "4M"]), "scratch: added\n");
-    // Of one that was stopped, and not removed, a line without a name was left.
+    // A regression: for one that was stopped, and not removed, a line without a name was left.
     refused(&daemon, &["forget", "scratch"], 3, "it is served; `bcached remove scratch` first");
     done(&daemon, &["stop", "scratch"]);
     done(&daemon, &["forget", "scratch"]);
@@ -375,7 +380,7 @@ fn the_name_of_a_volume_that_was_deleted_is_free() {
     site.check();
 }
 
-/// What cannot be made is refused in one sentence, with what can.
+/// A volume that is too large is refused in one sentence, with the size that fits.
 #[test]
 fn no_more_is_promised_than_can_be_stored() {
     let site = Site::new();

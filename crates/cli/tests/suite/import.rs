@@ -1,5 +1,6 @@
-//! `bcached import`, as processes: a set goes from the kernel to a running daemon with its dirty data, or nothing is done and who is in the
-//! way is named. The kernel is a folder that looks like it, and a thread that does as it is told.
+//! `bcached import`, as processes: a set moves from the kernel to a running daemon with its dirty
+//! data, or nothing is done and what blocks it is named. The kernel is simulated by a directory
+//! like sysfs, and by a thread that does what is written there.
 
 use crate::common::{self, Daemon, Images, bcached, content, done, fill, json, pattern, refused, requires};
 use std::path::PathBuf;
@@ -12,7 +13,7 @@ const CACHE_BYTES: u64 = 36 << 20;
 const BACKING_BYTES: u64 = 20 << 20;
 const DATA_BYTES: usize = 2 << 20;
 
-/// A set that the kernel has, with dirty data, and a daemon's configuration that knows nothing.
+/// A set with dirty data in the kernel, and a daemon with an empty configuration.
 struct Site {
     images: Images,
     fast: String,
@@ -48,7 +49,7 @@ impl Site {
         std::os::unix::fs::symlink(to, self.sys(path)).expect("made");
     }
 
-    /// As the kernel shows a set of one backing device.
+    /// Creates the files in which the kernel shows a set of one backing device.
     fn kernel_has_it(&self) {
         let set = format!("fs/bcache/{}", self.set);
         self.put(&format!("{set}/stop"), "");
@@ -63,7 +64,7 @@ impl Site {
         self.link("block/tank/bcache/dev", "../../bcache0");
     }
 
-    /// A kernel that lets go when it is told to.
+    /// Starts a kernel that releases the set when told to.
     fn obedient_kernel(&self) -> Obedient {
         let set = self.sys(&format!("fs/bcache/{}", self.set));
         let folders = [self.sys("block/tank/bcache"), self.sys("block/bcache0"), set.clone()];
@@ -96,7 +97,7 @@ impl Site {
         common::run(command.env("BCACHED_SYSFS", self.images.path("sys")))
     }
 
-    /// Nothing was done: neither to the kernel nor by the daemon.
+    /// Neither the kernel nor the daemon has done anything.
     #[track_caller]
     fn is_untouched(&self, daemon: &Daemon) {
         let told = std::fs::read_to_string(self.sys(&format!("fs/bcache/{}/stop", self.set))).expect("there");
@@ -111,7 +112,7 @@ struct Obedient {
 }
 
 impl Obedient {
-    /// Whether it was told to stop.
+    /// Returns whether it was told to stop.
     fn was_told(self) -> bool {
         self.is_over.store(true, Ordering::SeqCst);
         self.thread.join().expect("no panic")
@@ -147,7 +148,7 @@ fn a_set_of_the_kernel_is_taken_with_its_dirty_data() {
         "{volume}"
     );
     assert!(volume["dirty_bytes"].as_u64() > Some(0), "{volume}");
-    // Once more there is nothing to do; and it stays so.
+    // Repeated, it does nothing; and the set stays imported.
     assert!(site.import(&daemon, &[&site.set]).out.contains("it is served already"));
     assert_eq!(daemon.stop().0, 0);
     let daemon = site.start();
@@ -155,7 +156,7 @@ fn a_set_of_the_kernel_is_taken_with_its_dirty_data() {
         content(&site.images, &daemon, "tank")[..DATA_BYTES] == pattern(DATA_BYTES, 3),
         "the dirty data is there"
     );
-    // What was released here comes back by its name.
+    // A set that was released here is imported by its name.
     let cache = daemon.status()["caches"][0]["name"].as_str().expect("a name").to_owned();
     done(&daemon, &["release", &cache]);
     assert_eq!(daemon.status()["volumes"].as_array().map(Vec::len), Some(0));
@@ -178,17 +179,17 @@ fn a_set_that_is_in_use_is_left_to_the_kernel() {
         assert_eq!((ran.exit, named), (3, true), "{sentence}: {ran:?}");
         site.is_untouched(&daemon);
     };
-    // Something stands on it.
+    // Another device is stacked on it.
     site.put("block/bcache0/holders/dm-7", "");
     refuse("bcache0 is in use by the device dm-7");
     std::fs::remove_file(site.sys("block/bcache0/holders/dm-7")).expect("ours");
-    // It is mounted: what it looks like has the number of something that is.
+    // It is mounted: the simulated device has the number of a mounted one.
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("readable");
     let number = mounts.lines().next().and_then(|line| line.split(' ').nth(2)).expect("a mount").to_owned();
     site.put("block/bcache0/dev", &format!("{number}\n"));
     refuse("bcache0 is in use by the mount");
     site.put("block/bcache0/dev", "4095:77\n");
-    // So is a partition on it.
+    // A partition on it is mounted.
     site.put("block/bcache0/bcache0p1/partition", "1\n");
     site.put("block/bcache0/bcache0p1/dev", &format!("{number}\n"));
     refuse("bcache0p1 is in use by the mount");
@@ -200,13 +201,14 @@ fn what_cannot_be_imported_is_refused() {
     let site = Site::new();
     let daemon = site.start();
     refused(&daemon, &["import", "no-such-set"], 2, "`bcached scan` shows the sets that there are");
-    // A device of it that cannot be had is found before anything is done.
+    // An unavailable device of the set is found before anything is done.
     site.put("block/tank/uevent", "DEVNAME=/nowhere/tank\n");
     let ran = site.import(&daemon, &[&site.set]);
     assert_eq!((ran.exit, ran.err.contains("/nowhere/tank")), (4, true), "{ran:?}");
     site.is_untouched(&daemon);
     site.put("block/tank/uevent", &format!("DEVNAME={}\n", site.tank));
-    // A kernel that does not let go: what it has is named, the way back too, and the same command waits again.
+    // A kernel that does not release the set: the message names what it holds and the way back, and
+    // the same command waits again.
     let ran = site.import(&daemon, &[&site.set, "--timeout", "1s"]);
     assert_eq!((ran.exit, ran.err.contains("there still are ")), (6, true), "{ran:?}");
     assert!(ran.err.contains("the same command waits again") && ran.err.contains(&site.tank), "{ran:?}");
@@ -216,7 +218,7 @@ fn what_cannot_be_imported_is_refused() {
     let ran = site.import(&daemon, &[&site.set[..8]]);
     assert!(ran.exit == 0 && kernel.was_told(), "{ran:?}");
     assert_eq!(daemon.stop().0, 0);
-    // A daemon with devices on its command line has nowhere to keep it.
+    // A daemon with devices on its command line cannot store the import.
     let site = Site::new();
     let other = site.images.blank("other", CACHE_BYTES);
     assert_eq!(bcached(&["make", "-b", "64k", "-C", &other]).exit, 0);
@@ -226,7 +228,8 @@ fn what_cannot_be_imported_is_refused() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// The set was in the configuration and not with the kernel, and no command went back.
+/// A regression: the set was in the configuration and not in the kernel, and no command reverted
+/// that.
 #[test]
 fn an_import_that_fails_names_the_command_that_goes_back() {
     if !requires("nbdcopy") {
@@ -237,7 +240,7 @@ fn an_import_that_fails_names_the_command_that_goes_back() {
     done(&before, &["set", "tank", "writeback_running=0", "--runtime"]);
     fill(&site.images, &before, "tank", &pattern(DATA_BYTES, 3));
     assert_eq!(before.stop().0, 0);
-    // All of the journal's five buckets: what is dirty cannot be found.
+    // All of the journal's five buckets: the dirty data cannot be found.
     let journal = 64 << 10..(6 * 64) << 10;
     let whole = common::bytes(&site.fast)[journal.clone()].to_vec();
     common::patch(&site.fast, 64 << 10, &vec![0; journal.len()]);
@@ -259,7 +262,7 @@ fn an_import_that_fails_names_the_command_that_goes_back() {
     let ran = common::run(release.env("BCACHED_SYSFS", site.images.path("sys")));
     let told = format!("the kernel has {}, {}", site.fast, site.tank);
     assert!(ran.exit == 0 && ran.err.contains(&told), "{ran:?}\n{}", daemon.log());
-    // The last one that it was given: a real one takes each.
+    // The last device that it was given; the real file accepts each.
     assert!(common::bytes(&register).starts_with(site.tank.as_bytes()));
     let none = |daemon: &Daemon| {
         let status = daemon.status();
@@ -270,7 +273,7 @@ fn an_import_that_fails_names_the_command_that_goes_back() {
     assert_eq!(daemon.stop().0, 0);
     let daemon = site.start();
     none(&daemon);
-    // Nothing of it was touched: mended, it comes back with what is dirty.
+    // Nothing of the set was changed: repaired, it is imported with its dirty data.
     common::patch(&site.fast, 64 << 10, &whole);
     done(&daemon, &["import", &name]);
     done(&daemon, &["wait", "tank", "--for", "served", "--timeout", "30s"]);
@@ -281,7 +284,8 @@ fn an_import_that_fails_names_the_command_that_goes_back() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// What is served without a cache that cannot be opened, and what only a note has, is not left behind by a release of that.
+/// A cache that is not open is not released while a volume is served without it, or while its note
+/// alone holds data.
 #[test]
 fn a_cache_that_is_not_open_is_released_when_nothing_needs_it() {
     let images = Images::new();
@@ -293,7 +297,7 @@ fn a_cache_that_is_not_open_is_released_when_nothing_needs_it() {
     let note = images.path(&format!("run/{set}.note"));
     let left = common::bytes(&note);
     let daemon = Daemon::configured(&images);
-    // As if it had acknowledged something: one record has been counted.
+    // As if it had acknowledged a write: one record is counted.
     std::fs::write(&note, left).expect("a file");
     common::patch(&note, 128, &1u64.to_ne_bytes());
     refused(&daemon, &["release", "fast"], 3, "may hold acknowledged writes, which nobody else reads");
@@ -307,7 +311,8 @@ fn a_cache_that_is_not_open_is_released_when_nothing_needs_it() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// Of a cache that is missing since the start, too, only the note knows, and the volume whose newest data is there.
+/// Of a cache that has been missing since the start, only the note and the volume whose newest data
+/// it holds are known.
 #[test]
 fn a_cache_that_is_missing_is_not_released_while_a_note_of_it_lies_there() {
     if !requires("nbdcopy") {
@@ -320,7 +325,7 @@ fn a_cache_that_is_missing_is_not_released_while_a_note_of_it_lies_there() {
     done(&daemon, &["set", "tank", "cache_mode=writeback", "writeback_running=0"]);
     fill(&images, &daemon, "tank", &pattern(DATA_BYTES, 3));
     daemon.kill();
-    // As if it had acknowledged something that is in no entry yet: one record has been counted.
+    // As if it had acknowledged a write that is in no journal entry yet: one record is counted.
     let note = images.path(&format!("run/{set}.note"));
     common::patch(&note, 128, &1u64.to_ne_bytes());
     let away = images.path("away");
@@ -334,7 +339,8 @@ fn a_cache_that_is_missing_is_not_released_while_a_note_of_it_lies_there() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// It was called imported while it could not be served, and that was all that was said.
+/// A regression: a set that could not be served was reported as imported, without further
+/// explanation.
 #[test]
 fn what_cannot_be_served_is_not_called_imported() {
     let images = Images::new();
@@ -344,7 +350,7 @@ fn what_cannot_be_served_is_not_called_imported() {
     let daemon = Daemon::configured(&images);
     refused(&daemon, &["import", "fast"], 4, "fast is imported, and cannot be served: ");
     refused(&daemon, &["import", "fast"], 4, "`bcached import fast` tries again");
-    // What was mended is tried at once.
+    // A repaired set is retried at once.
     std::fs::write(&fast, whole).expect("a file");
     done(&daemon, &["import", "fast"]);
     assert_eq!(daemon.status()["caches"][0]["state"], "open");

@@ -1,11 +1,12 @@
-//! `check`, `dump`, `doctor` and `make` say what they found, what they did not look at, and what they ignored.
+//! `check`, `dump`, `doctor` and `make` report what they found, what they did not examine, and what
+//! they ignored.
 
 use crate::common::{self, Daemon, Images, Loop, bcached, fill, json, patch, requires, run, tool};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-/// A set in writeback mode: cache, backing device, both named so.
+/// Makes a set in writeback mode: a cache and a backing device of these names.
 fn set(images: &Images, cache: &str, backing: &str, label: &str) -> (String, String) {
     let (cache, backing) = (images.blank(cache, 36 << 20), images.blank(backing, 20 << 20));
     let made = bcached(&["make", "-b", "64k", "--writeback", "--label", label, "-C", &cache, "-B", &backing]);
@@ -13,7 +14,8 @@ fn set(images: &Images, cache: &str, backing: &str, label: &str) -> (String, Str
     (cache, backing)
 }
 
-/// A backing device of another set was a warning, and the answer was yes although nothing had been compared with it.
+/// A regression: a backing device of another set was a warning, and the answer was yes although
+/// nothing had been compared with it.
 #[test]
 fn a_backing_device_of_another_set_is_no_yes() {
     let images = Images::new();
@@ -31,7 +33,7 @@ fn a_backing_device_of_another_set_is_no_yes() {
     assert_eq!((both.exit, both.out.contains("belongs to")), (0, false), "each has its set: {both:?}");
 }
 
-/// How much is dirty, and what was not judged, stood in no line.
+/// A regression: neither the amount of dirty data nor what was not judged was printed.
 #[test]
 fn dirty_data_and_what_was_not_judged_are_named() {
     if !requires("nbdcopy") {
@@ -41,7 +43,7 @@ fn dirty_data_and_what_was_not_judged_are_named() {
     let (cache, backing) = set(&images, "cache", "backing", "tank");
     let daemon = Daemon::start(&images, &["--cache", &cache, "--backing", &backing]);
     fill(&images, &daemon, "tank", &[0x5a; 1 << 20]);
-    // Write-back may have begun: how much is left, the daemon knows.
+    // Write-back may have begun: the daemon reports how much is left.
     let (_, log) = daemon.stop();
     let left = log.lines().find_map(|line| line.strip_prefix("bcached: tank: ")?.split_once(" dirty stays"));
     let sound = format!(": sound, 1 node, 1 volume, {} dirty\n", left.map_or("0 B", |(left, _)| left));
@@ -59,7 +61,8 @@ fn dirty_data_and_what_was_not_judged_are_named() {
     );
 }
 
-/// A clean backing device that was cut short was served without a word, and is; the check says so.
+/// A clean backing device that was truncated is served; the check reports the truncation, which was
+/// silent once.
 #[test]
 fn cached_data_behind_the_end_of_its_device_is_named() {
     if !requires("nbdcopy") {
@@ -85,7 +88,8 @@ fn cached_data_behind_the_end_of_its_device_is_named() {
     assert_eq!((cut.exit, cut.out.contains(sentence)), (0, true), "{cut:?}");
 }
 
-/// `message` stood twice in a finding, with different texts, and its kind was the only word in CamelCase.
+/// A regression: `message` was twice in a finding, with different texts, and its kind was the only
+/// word in CamelCase.
 #[test]
 fn a_finding_has_one_message_and_a_kind_as_other_words_are() {
     let images = Images::new();
@@ -105,7 +109,7 @@ fn a_finding_has_one_message_and_a_kind_as_other_words_are() {
     assert!(text.out.contains(": DAMAGED: journal unreadable. Amount of dirty data unknown.\n"), "{text:?}");
 }
 
-/// Acknowledged writes lay in the note, and no command said a word of it.
+/// A regression: acknowledged writes were in the note, and no command mentioned it.
 #[test]
 fn a_note_left_behind_is_named() {
     let images = Images::new();
@@ -121,7 +125,7 @@ fn a_note_left_behind_is_named() {
     assert!(ran.out.contains("a killed bcached left a note") && ran.out.contains(&note), "{ran:?}");
     let ran = with_notes(&["doctor", &cache]);
     assert!(ran.out.contains("a killed bcached left a note") && ran.out.contains(&note), "{ran:?}");
-    // The daemon was killed before it had acknowledged anything. As if it had: one record has been counted.
+    // The daemon was killed before it acknowledged anything. As if it had: one record is counted.
     let file = std::fs::read_dir(images.path("run")).unwrap().map(|entry| entry.unwrap().path());
     let file =
         file.filter(|path| path.extension().is_some_and(|kind| kind == "note")).last().expect("a note");
@@ -133,7 +137,7 @@ fn a_note_left_behind_is_named() {
     Daemon::start(&images, &["--cache", &cache, "--backing", &backing]).stop();
     let ran = with_notes(&["check", &cache, "--backing", &backing]);
     assert!(!ran.out.contains("note"), "an orderly stop leaves none: {ran:?}");
-    // For which there was no room: nothing was ever in it.
+    // An empty note, as left when there was no space for it: it never held anything.
     std::fs::write(&file, "").expect("an empty file");
     for words in [&["check", &cache, "--backing", &backing][..], &["doctor", &cache]] {
         let ran = with_notes(words);
@@ -142,7 +146,8 @@ fn a_note_left_behind_is_named() {
     }
 }
 
-/// It was made before the set was read, and `check` called it that of a bcached that was killed.
+/// A regression: the note was made before the set was read, and `check` took it for that of a
+/// killed bcached.
 #[test]
 fn a_start_that_is_refused_leaves_no_note() {
     let images = Images::new();
@@ -159,7 +164,7 @@ fn a_start_that_is_refused_leaves_no_note() {
     let ran = run(&mut Daemon::command(&images, "run", &devices));
     assert_eq!((ran.exit, ran.err.contains("no journal entries found")), (4, true), "{ran:?}");
     assert_eq!(notes(), Vec::<std::path::PathBuf>::new());
-    // One that was there is not the refused start's to take away.
+    // A refused start must not remove an earlier note.
     patch(&cache, 64 << 10, &journal);
     Daemon::start(&images, &devices).kill();
     let note = notes().pop().expect("that of the killed one");
@@ -169,7 +174,8 @@ fn a_start_that_is_refused_leaves_no_note() {
     assert_eq!((ran.exit, notes()), (4, vec![note]), "{ran:?}");
 }
 
-/// The root is the whole key space, printed as a range with an end and a start that mean nothing; times were numbers.
+/// A regression: the root, which is the whole key space, was printed as a range with a meaningless
+/// start and end, and times were numbers.
 #[test]
 fn a_dump_prints_what_means_something() {
     let images = Images::new();
@@ -186,17 +192,18 @@ fn a_dump_prints_what_means_something() {
     assert!(slot["first_registered"].is_u64() && slot["invalidated_time"].is_null(), "{slot}");
 }
 
-/// A device that `serve` cannot write was fit.
+/// A regression: a device that `serve` cannot write was reported as fit.
 #[test]
 fn a_device_that_may_not_be_written_is_not_fit() {
     let images = Images::new();
     let (cache, _) = set(&images, "cache", "backing", "tank");
     std::fs::set_permissions(&cache, std::fs::Permissions::from_mode(0o444)).expect("permissions");
     let mut doctor = if rustix::process::geteuid().is_root() {
-        // Root may write whatever the mode says: another user looks, with a copy of the program that it can reach.
+        // Root may write whatever the mode says, so another user runs `doctor`, with a copy of the
+        // program that it can reach.
         let program = images.path("program");
-        // Copied by another process: a descriptor for writing that a fork of another test takes along would keep the
-        // program from being run.
+        // Copied by another process: a writable descriptor inherited by a concurrent test's child
+        // would prevent the program from running.
         assert_eq!(run(tool("cp").arg(common::PROGRAM).arg(&program)).exit, 0);
         for path in [images.path("."), program.clone()] {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("permissions");
@@ -213,7 +220,7 @@ fn a_device_that_may_not_be_written_is_not_fit() {
     assert!(ran.out.contains("permission denied") && ran.err.is_empty(), "{ran:?}");
 }
 
-/// Options that concern no device of the line had no effect, and nobody was told.
+/// A regression: options that apply to none of the devices had no effect, without a message.
 #[test]
 fn options_in_vain_are_named() {
     let images = Images::new();
@@ -228,7 +235,7 @@ fn options_in_vain_are_named() {
     assert_eq!((ran.exit, ran.err), (0, note("--discard", "cache")));
 }
 
-/// `bcached help` was no command.
+/// A regression: `bcached help` was not a command.
 #[test]
 fn help_is_a_command() {
     let whole = bcached(&["help"]);
@@ -237,7 +244,7 @@ fn help_is_a_command() {
     assert_eq!((serve.exit, serve.out.contains("can be repeated")), (0, true), "{serve:?}");
 }
 
-/// "Ask it to let go" did not say how.
+/// A regression: "Ask it to let go" did not say how.
 #[test]
 fn a_daemon_in_the_way_is_stopped_in_a_named_way() {
     let images = Images::new();
@@ -248,7 +255,8 @@ fn a_daemon_in_the_way_is_stopped_in_a_named_way() {
     assert_eq!((ran.exit, ran.err.contains(sentence)), (3, true), "{ran:?}");
 }
 
-/// The log says at each start what of it the system refuses; what that takes was listed by half.
+/// The log lists at each start what the system refuses; `doctor` listed only half of the
+/// capabilities needed.
 #[test]
 fn doctor_lists_what_holds_the_memory() {
     let ran = bcached(&["doctor"]);
@@ -257,12 +265,12 @@ fn doctor_lists_what_holds_the_memory() {
     }
 }
 
-/// In one screen: which ways there are, and why the others are not.
+/// The result fits one screen: the available exports, and why the others are unavailable.
 #[test]
 fn doctor_fits_a_screen_and_names_every_way() {
     let images = Images::new();
     let mut command = common::program();
-    // What others have left behind is as long as it is.
+    // Notes left behind by other daemons would make it longer.
     let ran = run(command.arg("doctor").env("BCACHED_NOTES", images.path("none")));
     assert_eq!(ran.exit, 0, "{ran:?}");
     assert!(ran.out.lines().count() <= 24, "{}", ran.out);
@@ -288,7 +296,7 @@ fn doctor_fits_a_screen_and_names_every_way() {
     }
 }
 
-/// A member of a set that others may take for theirs is fit, and somebody should know.
+/// A member of a set that another assembler may claim is fit, with a warning.
 #[test]
 fn doctor_finds_the_mark_of_an_assembler() {
     let images = Images::new();
@@ -306,7 +314,7 @@ fn doctor_finds_the_mark_of_an_assembler() {
     assert_eq!(told["devices"][0]["findings"][0]["kind"], "member", "{told}");
 }
 
-/// What the kernel tells of a block device is told on.
+/// The kernel's properties of a block device are reported.
 #[test]
 fn doctor_tells_what_the_kernel_tells_of_a_block_device() {
     let images = Images::new();

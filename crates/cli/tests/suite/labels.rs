@@ -1,11 +1,12 @@
-//! Labels that are changed while volumes are served: they are on the device when the command has ended, and names stay.
+//! Labels changed while volumes are served: they are on the device when the command ends, and names
+//! do not change.
 
 use crate::common::{self, Daemon, Images, bcached, done, json, refused, requires, tool};
 
 const CACHE_BYTES: u64 = 36 << 20;
 const BACKING_BYTES: u64 = 20 << 20;
 
-/// A cache and two volumes, labelled `tank` and `pond`.
+/// Makes a cache and two volumes, labelled `tank` and `pond`.
 fn set(images: &Images) -> (String, [String; 2]) {
     let fast = images.blank("fast", CACHE_BYTES);
     assert_eq!(bcached(&["make", "-b", "64k", "-C", &fast]).exit, 0);
@@ -63,7 +64,8 @@ fn a_label_is_on_the_device_at_once_and_a_name_at_the_next_start() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// Two devices have exchanged their paths, as at a boot: each was served as the other one, without a word.
+/// A regression: two devices that had exchanged their paths, as at a boot, were each served as the
+/// other one, silently.
 #[test]
 fn who_is_served_under_the_label_of_another_is_told_of() {
     let images = Images::new();
@@ -90,7 +92,7 @@ fn who_is_served_under_the_label_of_another_is_told_of() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// A volume in the cache alone has its label in the cache's table.
+/// A volume in the cache alone has its label in the cache's UUID table.
 #[test]
 fn a_volume_in_the_cache_alone_has_a_label_of_its_own() {
     let images = Images::new();
@@ -102,7 +104,7 @@ fn a_volume_in_the_cache_alone_has_a_label_of_its_own() {
     let daemon = Daemon::start(&images, &words);
     done(&daemon, &["add", "scratch", "--size", "1M"]);
     done(&daemon, &["set", "scratch", "label=swap"]);
-    // A volume that its section names is called so whatever its label.
+    // A volume named by its section keeps that name whatever its label.
     let set = common::ask(&daemon, &["set", "media", "label=films", "writeback_percent=20"]);
     assert_eq!((set.exit, set.err.as_str()), (0, ""), "{set:?}");
     assert_eq!(done(&daemon, &["get", "media", "writeback_percent"]), "20\n");
@@ -142,11 +144,11 @@ fn a_label_that_cannot_be_is_refused_and_nothing_is_changed() {
         "cannot set the label of gone: it is written to its device",
     );
     assert_eq!(label_on(&tank), "tank");
-    // A superblock that cannot be written.
+    // The superblock cannot be written.
     daemon.fail_writes_beyond(4096);
     refused(&daemon, &["set", "media", "label=films"], 4, "the label of media could not be written: ");
     assert_eq!(done(&daemon, &["get", "media", "label"]), "tank\n");
-    // Neither is the rest then, which was in force and kept.
+    // A regression: the other options took effect and were stored although the label failed.
     let both = ["set", "media", "label=films", "writeback_percent=20"];
     refused(&daemon, &both, 4, "the label of media could not be written: ");
     assert_eq!(done(&daemon, &["get", "media", "writeback_percent"]), "10\n", "all or nothing");

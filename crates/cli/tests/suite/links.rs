@@ -1,14 +1,14 @@
-//! The links of the documents: each leads to a file that there is, and to a heading in it.
+//! Each link in the documentation leads to an existing file, and to a heading in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// The root of the repository.
+/// Returns the root of the repository.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository")
 }
 
-/// The pages, by path from the root.
+/// Returns the pages, by absolute path.
 fn pages() -> BTreeMap<PathBuf, String> {
     let root = root();
     let folders = [root.clone(), root.join("docs"), root.join("docs/decisions")];
@@ -20,7 +20,7 @@ fn pages() -> BTreeMap<PathBuf, String> {
     pages.map(|path| (path.clone(), std::fs::read_to_string(&path).expect("text"))).collect()
 }
 
-/// What a heading is called in a link: small letters, words joined by hyphens, nothing else.
+/// Returns a heading's anchor: lower case, words joined by hyphens, nothing else.
 fn anchor(heading: &str) -> String {
     let kept = heading.chars().filter(|letter| letter.is_alphanumeric() || " -_".contains(*letter));
     kept.collect::<String>().to_lowercase().replace(' ', "-")
@@ -31,7 +31,7 @@ fn anchors(page: &str) -> BTreeSet<String> {
     headings.map(|line| anchor(line.trim_start_matches('#').trim())).collect()
 }
 
-/// The targets of `[text](target)`.
+/// Returns the targets of `[text](target)`.
 fn targets(page: &str) -> impl Iterator<Item = &str> {
     page.split("](").skip(1).filter_map(|rest| rest.split(')').next())
 }

@@ -1,4 +1,4 @@
-//! A log that nobody reads: the daemon works, stops, and says later what is missing.
+//! A log that is not read: the daemon works, stops, and reports later which lines are missing.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use crate::common::{self, Daemon, Images, Ran, bcached, json};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A daemon whose log is a pipe that holds very little, with the end to read it by.
+/// A daemon whose log is a pipe with a very small buffer, and the pipe's reading end.
 struct Unread {
     images: Images,
     child: Child,
@@ -45,7 +45,7 @@ impl Unread {
         }
     }
 
-    /// Each change is a line of the log; more than the pipe holds.
+    /// Makes changes, each of which logs a line: more than the pipe holds.
     fn change(&self, times: usize) {
         for time in 0..times {
             let delay = format!("writeback_delay={}", time % 50);
@@ -89,7 +89,7 @@ fn nobody_reads_the_log_and_all_goes_on() {
 #[test]
 fn what_the_log_has_lost_is_told_when_it_is_read_again() {
     let mut unread = Unread::start();
-    // What is refused says its name in the log: few long lines fill what waits.
+    // The log quotes refused values: a few long lines fill its queue.
     let long = format!("writeback_delay={}", "x".repeat(30_000));
     unread.until("lines are lost", |ran| {
         let _refused = unread.ask(&["set", "tank", &long]);

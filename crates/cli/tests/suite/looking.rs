@@ -1,4 +1,4 @@
-//! `scan`, `config` and `top`: what is on disks, what files say, and what runs.
+//! `scan`, `config` and `top`: what is on disks, what the files say, and what is running.
 
 use crate::common::{
     self, Daemon, Images, Ran, ask, bcached, done, fill, json, pattern, refused, requires, tool,
@@ -14,7 +14,7 @@ fn make(images: &Images, words: &[&str], name: &str, bytes: u64) -> String {
     path
 }
 
-/// A cache with one volume that is attached, and one device that is not.
+/// A cache with one attached volume, and one device that is not attached.
 struct Site {
     images: Images,
     fast: String,
@@ -85,7 +85,7 @@ fn devices_are_found_by_set_and_left_alone() {
     let missing = all(&["scan", "/nonexistent"]);
     assert_eq!(missing.exit, 4, "{missing:?}");
     assert!(before[0] == common::bytes(fast) && before[2] == common::bytes(pond), "nothing was written");
-    // Whatever this machine has: it is looked at, and that is all.
+    // Looks at whatever this machine has, and no more.
     assert_eq!(all(&["scan"]).exit, 0);
 }
 
@@ -105,7 +105,7 @@ fn files_are_checked_and_shown_with_their_origins() {
     );
     assert!(shown.out.contains(&format!("writeback_percent = 30  # {}:", set_file.display())), "{shown:?}");
     assert!(!shown.out.contains("= 20"), "{shown:?}");
-    // It is a configuration that says the same.
+    // The output is an equivalent configuration.
     let again = site.images.path("again.toml");
     std::fs::write(&again, &shown.out).expect("a file");
     drop(std::fs::rename(site.images.path("config.d"), site.images.path("away.d")));
@@ -175,7 +175,7 @@ fn what_runs_is_compared_with_what_the_files_say() {
     refused(&daemon, &["config", "diff"], 2, "the daemon serves devices of its command line");
 }
 
-/// What `config scan` prints is a configuration that serves what it found.
+/// `config scan` prints a configuration that serves what it found.
 #[test]
 fn a_configuration_is_made_from_disks() {
     let site = Site::new();
@@ -190,7 +190,8 @@ fn a_configuration_is_made_from_disks() {
         "{listed}"
     );
     assert_eq!(daemon.stop().0, 0);
-    // What was made together, and never served, belongs together; and names hold from whatever directory.
+    // Devices made together, and never served, belong together; and names are valid from any
+    // directory.
     let (ssd, hdd) = (site.images.blank("ssd", 36 << 20), site.images.blank("hdd", 20 << 20));
     assert_eq!(all(&["make", "-b", "64k", "--cache", &ssd, "--backing", &hdd, "--label", "fresh"]).exit, 0);
     let folder = std::path::Path::new(&ssd).parent().expect("a file in a folder");
@@ -222,7 +223,7 @@ fn top_shows_what_goes_through_and_ends() {
     assert_eq!(json(&done(&daemon, &["top", "--json"]))["schema"].as_str(), Some("bcached.status"));
 }
 
-/// The bytes are where it says they are, on either device.
+/// The bytes are where the explanation says, on both devices.
 #[test]
 fn an_offset_is_explained() {
     if !requires("nbdcopy") {
@@ -279,7 +280,8 @@ fn an_offset_is_explained() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// One was shown at a time, and what a start refuses, or serves less of, was called sound.
+/// A regression: only one fault was shown at a time, and configurations were called sound that a
+/// start refuses or serves only in part.
 #[test]
 fn all_that_is_wrong_with_the_files_is_said_at_once() {
     let site = Site::new();
@@ -320,7 +322,7 @@ fn all_that_is_wrong_with_the_files_is_said_at_once() {
     let object = json(&all(&["config", "check", "--json", "--config", path]).out);
     assert_eq!(object["failures"].as_array().map(Vec::len), Some(9), "{object}");
     assert_eq!(object["failures"][0], object["failure"], "{object}");
-    // A start says the first of them.
+    // A start reports the first of them.
     let started = all(&["serve", "--config", path]);
     let last = started.err.lines().last().unwrap_or_default();
     assert_eq!((started.exit, last.contains("config.toml:3: ")), (2, true), "{started:?}");
@@ -328,17 +330,18 @@ fn all_that_is_wrong_with_the_files_is_said_at_once() {
     assert_eq!(started.err.lines().count(), 1, "nothing comes before it: {started:?}");
     let started = all(&["serve", "--cache", "/a", "--export", "nonsense"]);
     assert_eq!((started.exit, started.err.lines().count()), (2, 1), "{started:?}");
-    // It may be attached to one of them.
+    // The volume may be attached to one of the caches.
     let ran = check(
         "version = 1\n[cache.one]\ndevice = \"/a\"\n[cache.two]\ndevice = \"/b\"\n[volume.media]\nbacking = \"/c\"\n",
     );
     assert!(ran.out.contains("[volume.media] names none of the 2 caches: it is served if"), "{ran:?}");
-    // Behind what is no TOML nothing can be told.
+    // After a TOML syntax error nothing more can be determined.
     let ran = check("version = 1\n[cache.one\nno_such_key = 1\n");
     assert_eq!((ran.exit, ran.err.lines().count()), (1, 1), "{ran:?}");
 }
 
-/// A start met it later, in words that name no line, or served what nobody meant.
+/// A regression: a start found these later, in words that name no line, or served what was not
+/// meant.
 #[test]
 fn what_is_one_thing_by_two_names_is_found() {
     let site = Site::new();
@@ -387,7 +390,8 @@ fn what_is_one_thing_by_two_names_is_found() {
     assert_eq!((started.exit, started.err.contains("config.toml:8: ")), (2, true), "{started:?}");
 }
 
-/// One of a GiB took three of memory, and who asked meanwhile was told that a device is slow to answer.
+/// A regression: a configuration of a GiB took three of memory, and clients were told meanwhile
+/// that a device is slow to answer.
 #[test]
 fn a_configuration_that_is_too_large_is_refused_before_it_is_read() {
     let site = Site::new();
@@ -405,7 +409,7 @@ fn a_configuration_that_is_too_large_is_refused_before_it_is_read() {
         &["serve", "--config", &config],
     ] {
         let ran = all(words);
-        // What is not an event of the log is the sentence.
+        // Apart from log events there is only the sentence.
         let said: Vec<_> = ran.err.lines().filter(|line| !line.contains(" [event=")).collect();
         assert_eq!((ran.exit, said.len(), said[0].contains(sentence)), (2, 1, true), "{words:?}: {ran:?}");
     }

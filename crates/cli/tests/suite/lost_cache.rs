@@ -1,5 +1,6 @@
-//! A cache whose superblock is damaged, while a backing device says that its newest data is in that set: nothing leads to
-//! `make`, nothing overwrites the device, and what is lost without it is told.
+//! A cache's superblock is damaged, while a backing device says that its newest data is in that
+//! set. No message suggests `make`, nothing overwrites the device, and the loss without it is
+//! reported.
 
 use crate::common::{
     Daemon, Images, Ran, ask, bcached, bytes, content, done, fill, json, patch, pattern, refused, requires,
@@ -12,7 +13,7 @@ const BACKING_BYTES: u64 = 20 << 20;
 const DATA_BYTES: usize = 2 << 20;
 const SUPERBLOCK: usize = 4096;
 
-/// A cache, and a volume that has dirty data in it.
+/// A cache, and a volume with dirty data in it.
 struct Site {
     images: Images,
     fast: String,
@@ -21,7 +22,7 @@ struct Site {
 }
 
 impl Site {
-    /// `None`: a tool is missing.
+    /// Returns `None` if a tool is missing.
     fn new() -> Option<Self> {
         if !requires("nbdcopy") {
             return None;
@@ -29,7 +30,8 @@ impl Site {
         let images = Images::new();
         let (fast, tank) = images.configure_pair(CACHE_BYTES, BACKING_BYTES, "writeback_running = false\n");
         let daemon = Daemon::configured(&images);
-        // A busy machine makes the cache look congested, and what is to be dirty there would pass it by.
+        // A busy machine makes the cache look congested, and data that must be dirty in it would
+        // bypass it.
         done(&daemon, &["set", "fast", "congested_write_threshold_us=0"]);
         fill(&images, &daemon, "tank", &pattern(DATA_BYTES, 1));
         assert_eq!(daemon.stop().0, 0);
@@ -46,7 +48,8 @@ impl Site {
         self.images.path("config.toml").to_str().expect("text").to_owned()
     }
 
-    /// It is refused for safety, with the set by its name and what to do, and nothing is written.
+    /// The command is refused for safety, with the set's UUID and what to do, and nothing is
+    /// written.
     #[track_caller]
     fn refuses(&self, words: &[&str], why: &str) {
         let before = bytes(&self.fast);
@@ -80,7 +83,7 @@ fn a_cache_whose_superblock_is_gone_is_not_made_anew() {
     site.refuses(&["make", "--backing", fast, "--config", config], &remains);
     site.refuses(&["doctor", "--config", config, fast], &remains);
     site.refuses(&["doctor", fast, tank], &remains);
-    // No other device is a way out, as long as that set is missing.
+    // Another device is no way out, as long as that set is missing.
     let ran = bcached(&["doctor", &new, "--config", config]);
     assert!(
         ran.exit == 2 && ran.out.contains("which is missing") && !ran.out.contains("`bcached make"),
@@ -94,12 +97,12 @@ fn a_cache_whose_superblock_is_gone_is_not_made_anew() {
     let ran = run(&mut Daemon::command(&site.images, "run", &["--cache", fast, "--backing", tank]));
     assert!(ran.exit == 2 && ran.err.contains("`bcached doctor"), "{ran:?}");
     assert!(!told(&ran).contains("`bcached make"), "{ran:?}");
-    // What is dirty is not in sight here: something is on the device all the same.
+    // Here no dirty data is known of, but the device is not empty.
     let ran = bcached(&["make", "--dry-run", "-b", "64k", "--cache", fast]);
     assert!(ran.exit == 0 && ran.err.contains("holds data of no known kind"), "{ran:?}");
 }
 
-/// The superblock still says what set it was of.
+/// The superblock still says which set it belonged to.
 #[test]
 fn a_cache_whose_superblock_is_damaged_is_not_made_anew() {
     let Some(site) = Site::new() else { return };
@@ -115,13 +118,14 @@ fn a_cache_whose_superblock_is_damaged_is_not_made_anew() {
         assert!(ran.out.contains(why) && !ran.out.contains("`bcached make"), "{ran:?}");
         std::fs::write(fast, sound).expect("a file");
     }
-    // Where nothing in sight is dirty in it, it is said how it is removed, and what comes before that.
+    // If no dirty data in it is known of, the message says how to remove it, and what to do before
+    // that.
     patch(fast, SUPERBLOCK as u64 + 200, &[9]);
     let ran = bcached(&["make", "--cache", fast]);
     assert!(ran.exit == 3 && ran.err.contains("if it was a cache, image it first"), "{ran:?}");
 }
 
-/// Somebody has done it, and nobody has used the new set yet: the old one can be brought back.
+/// The device was made anew, and the new set was not used yet: the old set can be recovered.
 #[test]
 fn what_was_made_over_a_lost_cache_is_not_made_again() {
     let Some(site) = Site::new() else { return };
@@ -129,7 +133,7 @@ fn what_was_made_over_a_lost_cache_is_not_made_again() {
     let (fast, tank) = (site.fast.as_str(), site.tank.as_str());
     assert_eq!(bcached(&["make", "-b", "64k", "--cache", fast]).exit, 0);
     site.refuses(&["make", "--cache", fast, "--for", tank, "--wipe-bcache"], "remains of the cache set");
-    // Another daemon would take it for a new one.
+    // Another daemon would take it for a new cache.
     let (other, slow) = (site.images.blank("other", BACKING_BYTES), site.images.blank("slow", CACHE_BYTES));
     assert_eq!(bcached(&["make", "-b", "64k", "--cache", &slow, "--backing", &other]).exit, 0);
     site.images.configure(&format!(
@@ -148,7 +152,8 @@ fn what_was_made_over_a_lost_cache_is_not_made_again() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// A device in the place of the cache, with nothing on it: it may be the wrong one, or one that has lost everything.
+/// An empty device in the place of the cache: it may be the wrong device, or one that has lost
+/// everything.
 #[test]
 fn the_configured_cache_of_a_dirty_volume_is_not_made_until_that_is_given_up() {
     let Some(site) = Site::new() else { return };
@@ -158,7 +163,7 @@ fn the_configured_cache_of_a_dirty_volume_is_not_made_until_that_is_given_up() {
     let make = ["make", "-b", "64k", "--cache", fast, "--config", &config];
     site.refuses(&make, "it is configured as the cache");
     site.refuses(&["doctor", fast, "--config", &config], "it is configured as the cache");
-    // By other names than those of the configuration.
+    // The devices by other names than those in the configuration.
     let linked = |name: &str, device: &str| {
         let link = site.images.path(name);
         std::os::unix::fs::symlink(device, &link).expect("ours");
@@ -199,7 +204,7 @@ fn what_is_lost_with_a_cache_is_told_by_remove_and_replace() {
         removed.contains(&lost) && removed.contains("is not known") && !removed.contains("0 B"),
         "{removed}"
     );
-    // Nobody else knows of it any more.
+    // Nothing else knows about the lost data any more.
     let planned = done(&daemon, &["replace", "fast", "--with", &new, "--dry-run"]);
     assert!(planned.contains(&lost) && planned.contains("tank"), "{planned}");
     let replaced = done(&daemon, &replace);
@@ -207,8 +212,8 @@ fn what_is_lost_with_a_cache_is_told_by_remove_and_replace() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// As the documents say it.
-/// Only the magic number is gone: `show -f` printed nothing, though the help promises it, and `make` called it data of no known kind.
+/// Only the magic number is gone. A regression: `show -f` printed nothing, though the help promises
+/// it, and `make` called it data of no known kind.
 #[test]
 fn a_superblock_without_its_magic_number_is_shown_and_told_of() {
     let Some(site) = Site::new() else { return };
@@ -217,13 +222,14 @@ fn a_superblock_without_its_magic_number_is_shown_and_told_of() {
     assert!(ran.exit == 2 && ran.err.contains("bad magic: it was erased; -f shows"), "{ran:?}");
     let ran = bcached(&["show", "-f", &site.fast]);
     assert!(ran.exit == 0 && ran.out.contains(&site.set), "{ran:?}");
-    // No backing device is named by which it could be known that its set is missed.
+    // No backing device is named that would show that its set is missing.
     let ran = bcached(&["make", "--dry-run", "-b", "64k", "--cache", &site.fast]);
     let holds = format!("holds a bcache superblock whose magic number was erased, of cache set {}", site.set);
     assert!(ran.exit == 0 && ran.err.contains(&holds), "{ran:?}");
 }
 
-/// A new cache with the UUID of a set whose daemon was killed took the note, and with it the writes that only that held.
+/// A regression: a new cache with the UUID of a set whose daemon was killed took the note, and with
+/// it writes that only the note held.
 #[test]
 fn a_new_cache_with_the_uuid_of_a_killed_set_leaves_the_note_alone() {
     let Some(site) = Site::new() else { return };
@@ -231,7 +237,7 @@ fn a_new_cache_with_the_uuid_of_a_killed_set_leaves_the_note_alone() {
     done(&daemon, &["set", &site.fast, "journal_delay_ms=60000", "--runtime"]);
     let data = site.images.path("last");
     std::fs::write(&data, pattern(4096, 7)).expect("a file");
-    // Without a flush: only the note has its key.
+    // Without a flush only the note has its key.
     assert_eq!(run(tool("nbdcopy").arg(&data).arg(daemon.uri("tank"))).exit, 0);
     daemon.kill();
     let scratch = site.images.blank("scratch", CACHE_BYTES);
@@ -242,7 +248,7 @@ fn a_new_cache_with_the_uuid_of_a_killed_set_leaves_the_note_alone() {
         assert!(ran.err.contains("may hold writes that a killed bcached acknowledged"), "{ran:?}");
     };
     refuses();
-    // It is not opened for that: a damaged one would be mended, and then hold nothing.
+    // The refusal does not open the note: a damaged one would be repaired, and then hold nothing.
     let files = std::fs::read_dir(site.images.path("run")).expect("a folder").flatten();
     let is_note = |path: &std::path::PathBuf| path.extension().is_some_and(|extension| extension == "note");
     let note = files.map(|entry| entry.path()).find(is_note).expect("a note");
@@ -250,7 +256,7 @@ fn a_new_cache_with_the_uuid_of_a_killed_set_leaves_the_note_alone() {
     patch(&note, 0, b"damaged!");
     refuses();
     refuses();
-    // Nor is it taken for empty, or waited for.
+    // Nor does it take the note for empty, or block on it.
     patch(&note, 0, &[0; 8]);
     refuses();
     let aside = note.with_extension("aside");
@@ -269,6 +275,7 @@ fn a_new_cache_with_the_uuid_of_a_killed_set_leaves_the_note_alone() {
     assert_eq!(daemon.stop().0, 0);
 }
 
+/// The recovery works as the documentation describes it.
 #[test]
 fn a_superblock_is_written_back_into_an_image() {
     let Some(site) = Site::new() else { return };

@@ -1,4 +1,5 @@
-//! The table of volumes of a cache is lost, as a write that the SSD dropped leaves it: no volume shows, or gets, another one's data.
+//! A cache's UUID table is lost, as when the SSD drops a write: no volume shows, or gets, another
+//! one's data.
 
 #![allow(clippy::panic, reason = "a test fails where it cannot go on")]
 
@@ -7,7 +8,8 @@ use crate::common::{Daemon, Images, ask, bcached, bytes, content, done, fill, pa
 const SIZE: usize = 4 << 20;
 const BUCKET: u64 = 512 << 10;
 
-/// A cache with dirty data of `first`, and `second` with clean data alone; it has been stopped.
+/// Makes a cache with dirty data of `first`, and only clean data of `second`; the daemon is
+/// stopped.
 fn two_volumes(images: &Images) -> (String, String, String) {
     let cache = images.blank("fast", 600 * BUCKET);
     assert_eq!(bcached(&["make", "-C", &cache]).exit, 0);
@@ -71,7 +73,8 @@ fn each_volume_finds_its_own_though_the_table_is_lost() {
     assert_eq!(checked.exit, 0, "the table is sound again: {checked:?}");
 }
 
-/// The volume with clean data comes alone, and has everything written back that is its own: nothing. The other one comes later.
+/// The volume with clean data is served alone, and a flush writes back all of its own dirty data:
+/// none. The other volume is served later.
 #[test]
 fn a_volume_that_comes_alone_does_not_get_the_number_of_another() {
     if !requires("nbdcopy") {
@@ -82,7 +85,7 @@ fn a_volume_that_comes_alone_does_not_get_the_number_of_another() {
     lose_table(&cache);
     let away = images.path("away");
     std::fs::rename(&first, &away).expect("it can be renamed");
-    // As if bcached had never noted it: only the table says which number it had.
+    // As if bcached had never recorded it: only the table says which number it had.
     patch(&second, 4096 + 448, &[0; 64]);
     let alone = ["--cache", &cache, "--backing", &second];
     let daemon = Daemon::start(&images, &alone);
@@ -101,7 +104,8 @@ fn a_volume_that_comes_alone_does_not_get_the_number_of_another() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// As a kernel alone would have left the disk: only the table said whose the dirty data is. Nothing leads to its loss.
+/// The disk as a kernel alone would have left it: only the table said whose the dirty data is. No
+/// command leads to its loss.
 #[test]
 fn a_cache_with_data_of_no_known_volume_is_not_let_go_of() {
     if !requires("nbdcopy") {

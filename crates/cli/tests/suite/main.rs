@@ -1,12 +1,11 @@
-//! `bcached` as people use it: each module runs the program, as root or not, over files that it
-//! makes.
+//! `bcached` as users run it: each module runs the program, as root or not, on files that it makes.
 //!
-//! One program has all of them, so that they are linked once; `cargo xtask test` starts it once for
+//! All modules are in one program, so that it is linked once; `cargo xtask test` starts it once for
 //! each module.
 
 mod common;
 
-// What tests of front ends have for themselves, too.
+// Shared with the tests of front ends.
 #[path = "../../../front-nbd/tests/support/certificates.rs"]
 mod certificates;
 #[path = "../../../front-vhost/tests/support/machine.rs"]

@@ -1,11 +1,11 @@
-//! `bcached make` against the installed `make-bcache`: the same options give the same bytes and the same words,
-//! random UUIDs (and the checksum over them) aside.
+//! `bcached make` against the installed `make-bcache`: the same options give the same bytes and the
+//! same output, except for random UUIDs and the checksum over them.
 
 use crate::common::{self, Images, bcached, bytes, json, patch, requires, run, tool};
 
 const CACHE_BYTES: u64 = 36 << 20;
 
-/// Where the superblock stands, and the fields in it that are random or depend on random ones.
+/// The superblock's offset, and its fields that are random or depend on random ones.
 const SUPERBLOCK: usize = 4096;
 const CHECKSUM: std::ops::Range<usize> = SUPERBLOCK..SUPERBLOCK + 8;
 const UUID: std::ops::Range<usize> = SUPERBLOCK + 40..SUPERBLOCK + 56;
@@ -23,7 +23,8 @@ fn masked(image: &str, set_uuid_given: bool) -> Vec<u8> {
     bytes
 }
 
-/// Lines without the values of random fields, and without the lines that only say which device comes next.
+/// Returns the lines without the values of random fields, and without the lines that only introduce
+/// a device.
 fn words(text: &str) -> Vec<&str> {
     text.lines()
         .filter(|line| !line.ends_with(" device)"))
@@ -31,7 +32,8 @@ fn words(text: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Runs both programs with `line`, in which `CACHE` and `BACKING` stand for fresh images.
+/// Runs both programs with `line`, in which `CACHE`, `BACKING` and `SECOND` are replaced by fresh
+/// images.
 fn compare(line: &str) {
     let images = Images::new();
     let run_with = |prefix: &str, command: &mut dyn FnMut(&[&str]) -> common::Ran| {
@@ -57,7 +59,7 @@ fn compare(line: &str) {
         all.extend(line);
         bcached(&all)
     });
-    // Theirs does not say what a volume is called, and its mode.
+    // `make-bcache` prints neither the volume's name nor its mode.
     let added = |line: &&str| line.starts_with("label:") || line.starts_with("cache_mode:");
     let ours: String = ours.lines().filter(|line| !added(line)).map(|line| format!("{line}\n")).collect();
     assert_eq!(words(&ours), words(&theirs), "{line}");
@@ -150,7 +152,8 @@ fn geometry_can_come_from_the_partner() {
     assert_eq!(made["block_bytes"], 4096);
 }
 
-/// A second cache of the same set was served in turns with the first, which then had data that had been written over.
+/// A regression: a second cache of the same set was served alternately with the first, which then
+/// returned data that had been overwritten.
 #[test]
 fn a_set_has_one_cache() {
     let images = Images::new();
@@ -218,7 +221,7 @@ fn a_dry_run_says_what_would_be_and_writes_nothing() {
     assert_eq!(refused.exit, 2, "a dry run ends with the real run's status: {refused:?}");
 }
 
-/// It was made, over what had been there, for a set that this program does not run.
+/// A regression: a set that bcached cannot run was made, over the device's previous content.
 #[test]
 fn what_cannot_be_served_is_not_made() {
     let images = Images::new();
@@ -238,12 +241,12 @@ fn what_cannot_be_served_is_not_made() {
         (2, true),
         "{ran:?}"
     );
-    // What is advised goes.
+    // What the message advises works.
     let tight = images.blank("tight", 3 << 20);
     let ran = bcached(&["make", "-C", &tight, "--bucket", "4k"]);
     assert!(ran.err.contains("--block 2k fits") && !ran.err.contains("--bucket 8k"), "{ran:?}");
     assert_eq!(bcached(&["make", "-C", &tight, "--bucket", "4k", "--block", "2k"]).exit, 0);
-    // Of several devices it is said which is which.
+    // With several devices, the output says which is which.
     let backing = images.blank("backing", 64 << 20);
     let ran = make(&["-B", &backing, "--bucket", "64k"]);
     let titles = [format!("{cache} (cache device)"), format!("{backing} (backing device)")];

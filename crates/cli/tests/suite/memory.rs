@@ -1,5 +1,6 @@
-//! The memory for nodes and tables of buckets, as processes: caches that come and go never have more together than there is, and each
-//! its part. A set that does not fit its part, or the machine, is refused, and no other notices.
+//! The memory for nodes and bucket tables, as processes: caches that are opened and closed never
+//! use more together than there is, and each has its share. A set that does not fit its share, or
+//! the machine, is refused, without effect on others.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -13,10 +14,10 @@ use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
-/// Half of the memory.
+/// Half of `memory`.
 const ALL: u64 = 64 * MIB;
 
-/// What each cache has, which is asserted to be no more than there is.
+/// Returns the share of each cache, after asserting that their sum is no more than there is.
 #[track_caller]
 fn parts(status: &Value) -> Vec<u64> {
     let caches = status["caches"].as_array().expect("caches").iter();
@@ -27,7 +28,7 @@ fn parts(status: &Value) -> Vec<u64> {
     parts
 }
 
-/// Each new cache had its part of what others had already.
+/// A regression: each new cache got a share of memory that others had already.
 #[test]
 fn caches_that_come_and_go_share_the_memory() {
     let images = Images::new();
@@ -57,11 +58,12 @@ fn caches_that_come_and_go_share_the_memory() {
     assert_eq!(exit, 0, "{log}");
 }
 
-/// Buckets of a sparse file of 32 GiB: their table takes 100 MiB.
+/// The buckets of a sparse file of 32 GiB: their table takes 100 MiB.
 const BUCKETS: u64 = 4 * MIB;
 const TABLE: u64 = 25 * BUCKETS;
 
-/// A cache with very many buckets and a usual one, each with a volume; `said`: what `[daemon]` says.
+/// Configures a cache with very many buckets and a usual one, each with a volume; `said` is the
+/// content of `[daemon]`.
 fn many_and_few(images: &Images, said: &str) {
     images.configure(&format!(
         "version = 1\n[daemon]\n{said}[cache.many]\ndevice = {:?}\n[volume.big]\nbacking = {:?}\ncache = \"many\"\nwait = \"1s\"\n\
@@ -73,7 +75,7 @@ fn many_and_few(images: &Images, said: &str) {
     ));
 }
 
-/// Makes their devices, the first with so many buckets; returns what is said of that.
+/// Makes their devices, the first with so many buckets; returns the warnings about that.
 fn make_many_and_few(images: &Images, buckets: u64) -> String {
     let [many, big] =
         [("many", 8192 * buckets), ("big", 20 * MIB)].map(|(name, bytes)| images.blank(name, bytes));
@@ -91,7 +93,8 @@ fn state<'a>(status: &'a Value, of: &str, name: &str) -> &'a str {
     named.next().and_then(|one| one["state"].as_str()).unwrap_or_default()
 }
 
-/// It took what it took, and nobody was told: 849 MiB where `memory` said 256.
+/// A regression: the table's memory was neither bounded nor reported: 849 MiB with a `memory` of
+/// 256.
 #[test]
 fn a_table_of_buckets_is_told_counted_and_bounded() {
     let images = Images::new();
@@ -107,7 +110,8 @@ fn a_table_of_buckets_is_told_counted_and_bounded() {
     let table = "100 MiB of memory while it is served; made with `--bucket 16k` it takes 50 MiB";
     assert!(doctor.contains(&format!("4194304 buckets of 8 KiB ({table})")), "{doctor}");
 
-    // What was said is a bound: the set that does not fit is refused with what it needs, and the other is served.
+    // The configured value is a bound: the set that does not fit is refused with the amount it
+    // needs, and the other is served.
     many_and_few(&images, "memory = \"128M\"\n");
     let config = images.path("config.toml").display().to_string();
     let check = || bcached(&["config", "check", "--config", &config]).out;
@@ -125,7 +129,7 @@ fn a_table_of_buckets_is_told_counted_and_bounded() {
     let advice = advice.unwrap_or_else(|| panic!("no advice in {log}"));
     assert!(log.contains(needs), "{log}");
 
-    // What it advises suffices, and is counted.
+    // The advised amount suffices, and is counted.
     many_and_few(&images, &format!("memory = \"{advice}\"\n"));
     let both =
         |status: &Value| ["big", "small"].iter().all(|name| state(status, "volumes", name) == "served");
@@ -145,7 +149,7 @@ fn a_table_of_buckets_is_told_counted_and_bounded() {
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 0, "{log}");
 
-    // If nobody has said how much there is, it grows with such tables, and the log says by how much.
+    // Without a configured value, the memory grows by such tables, and the log says by how much.
     many_and_few(&images, "");
     assert!(
         check().contains("takes 100 MiB of memory, beside the default of `memory` (256M)"),
@@ -161,13 +165,13 @@ fn a_table_of_buckets_is_told_counted_and_bounded() {
     assert_eq!(log.matches("[event=bucket-memory]").count(), 1, "{log}");
 }
 
-/// What the machine does not give was an abort of the whole process.
+/// A regression: an allocation that the machine refused aborted the whole process.
 #[test]
 fn a_table_for_which_the_machine_has_no_memory_stops_nobody_else() {
     let images = Images::new();
     make_many_and_few(&images, 4 * BUCKETS);
     many_and_few(&images, "");
-    // Room for the program and the usual set, and less than the other's table and its start take.
+    // Enough for the program and the usual set, and less than the other's table and its start take.
     let command = limited(
         &Daemon::command(&images, "run", &["--config", &images.path("config.toml").display().to_string()]),
         "ulimit -v 760000",

@@ -1,4 +1,4 @@
-//! `monitor.sock`, for who may look and change nothing.
+//! `monitor.sock`, for clients that may look but change nothing.
 
 use crate::common::{self, Daemon, Images, Ran, bcached};
 use std::io::{Read as _, Write as _};
@@ -24,7 +24,7 @@ fn on(socket: &Path, words: &[&str]) -> Ran {
     bcached(&[words, &["--control", socket.to_str().expect("text")]].concat())
 }
 
-/// What is answered to a request as it stands.
+/// Returns the answer to a request sent verbatim.
 fn raw(socket: &Path, request: &str) -> String {
     let mut stream = UnixStream::connect(socket).expect("somebody listens");
     stream.set_read_timeout(Some(LIMIT)).expect("a limit");
@@ -68,7 +68,8 @@ fn much_can_be_looked_at() {
     assert!(!monitor.exists(), "it goes with the daemon");
 }
 
-/// Of who may only look the daemon, which is root, looked at any file that he named: whether it was there could be seen by the answer.
+/// A regression: the daemon, which is root, looked up any path that a client of this socket named.
+/// The answer revealed whether the file exists.
 #[test]
 fn a_path_is_only_what_it_says() {
     let images = Images::new();
@@ -124,7 +125,7 @@ fn nothing_can_be_changed() {
         assert!(said.starts_with("HTTP/1.0 403 "), "{what}: {said}");
         assert!(said.contains("this socket is for looking only"), "{what}: {said}");
     }
-    // One after the other on one connection, the second behind a body that nobody reads.
+    // Two requests on one connection, the second after a body that is not read.
     let two = "GET /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}POST /v1/stop HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}";
     let said = raw(&monitor, two);
     assert!(said.starts_with("HTTP/1.1 200 ") && said.contains("bcached.jobs"), "{said}");
@@ -133,7 +134,7 @@ fn nothing_can_be_changed() {
         let said = sent(&monitor, &format!("GET {what}"), "");
         assert!(said.starts_with("HTTP/1.0 404 ") && said.contains("nothing is to be seen here"), "{said}");
     }
-    // The other one had nothing to say at all.
+    // A regression: the control socket's refusal had no message at all.
     for (what, next) in [("GET /v1/nothing", "/v1/nothing"), ("PUT /v1/jobs", "/v1/jobs")] {
         let said = sent(&control, what, "");
         assert!(
@@ -150,7 +151,8 @@ fn nothing_can_be_changed() {
     assert!(kept.exit == 0 && !kept.out.contains(" 7"), "{kept:?}");
 }
 
-/// Who says nothing is ended, and others are answered; the control socket is all the time.
+/// Silent clients are disconnected, and others are answered; the control socket answers all the
+/// time.
 #[test]
 fn the_silent_take_no_places_for_long() {
     let images = Images::new();
@@ -174,7 +176,7 @@ fn the_silent_take_no_places_for_long() {
     }
 }
 
-/// It is for looking: where it cannot be had volumes are served all the same.
+/// The socket is only for looking: if it cannot be created, volumes are served all the same.
 #[test]
 fn a_daemon_starts_without_it() {
     let images = Images::new();
@@ -188,7 +190,7 @@ fn a_daemon_starts_without_it() {
     assert_eq!(left, "a file of somebody");
 }
 
-/// Followers that the daemon does not let wait ask now and then, and no more often.
+/// Followers whose requests return at once ask at intervals.
 #[test]
 fn a_follower_that_may_not_wait_pauses() {
     let images = Images::new();
@@ -216,7 +218,7 @@ fn a_follower_that_may_not_wait_pauses() {
     }
     child.kill().expect("its own");
     child.wait().expect("ends");
-    // A slow machine makes it fewer.
+    // A slow machine makes fewer requests.
     let seconds = usize::try_from(started.elapsed().as_secs()).expect("few");
     assert!((1..=10 * seconds).contains(&asked.load(Ordering::SeqCst)), "{asked:?} in {seconds} s");
 }

@@ -1,14 +1,14 @@
-//! Names that are paths from where somebody stands, which need not be where the daemon does.
+//! Relative paths, which may start from a directory other than the daemon's.
 
 use crate::common::{self, Daemon, Images, Ran, ask, bcached, done, json, refused, run};
 
-/// What runs in the folder of the images.
+/// Runs a command in the directory of the images.
 fn here(images: &Images, daemon: &Daemon, words: &[&str]) -> Ran {
     let mut command = common::program();
     run(command.args(words).args(["--control", daemon.control()]).current_dir(images.path("")))
 }
 
-/// A cache `nvme` on `ssd`, and its volume `media` on `hdd`.
+/// Makes a cache `nvme` on `ssd`, and its volume `media` on `hdd`.
 fn configured() -> (Images, Daemon) {
     let images = Images::new();
     let (ssd, hdd) = (images.blank("ssd", 36 << 20), images.blank("hdd", 20 << 20));
@@ -20,7 +20,7 @@ fn configured() -> (Images, Daemon) {
     (images, daemon)
 }
 
-/// `./ssd` was nobody, where its whole path was the cache.
+/// A regression: `./ssd` was unknown, although its absolute path was known as the cache.
 #[test]
 fn every_command_takes_a_path_from_here() {
     let (images, daemon) = configured();
@@ -63,7 +63,7 @@ fn a_name_is_stronger_than_a_file_of_that_name() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// Caches have options, too, and were not among what there is.
+/// A regression: caches have options, too, but were not among the names listed.
 #[test]
 fn who_asks_for_options_of_nobody_is_told_of_caches_too() {
     let (_images, daemon) = configured();
@@ -73,7 +73,7 @@ fn who_asks_for_options_of_nobody_is_told_of_caches_too() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// The other directory was the daemon's: who named the whole path was told that nothing is called so.
+/// A regression: the daemon had another working directory, and the absolute path was unknown.
 #[test]
 fn devices_of_the_command_line_are_called_from_anywhere() {
     let images = Images::new();
@@ -93,7 +93,7 @@ fn devices_of_the_command_line_are_called_from_anywhere() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// `get` took the beginning of a set's UUID, and `status` did not.
+/// A regression: `get` accepted the beginning of a set's UUID, and `status` did not.
 #[test]
 fn a_set_is_called_by_eight_digits_of_its_uuid() {
     let (_images, daemon) = configured();

@@ -1,4 +1,4 @@
-//! NBD as it is configured: TLS with its certificates, places where one may only look.
+//! NBD as configured: TLS with its certificates, and read-only addresses.
 
 use crate::certificates::Authority;
 use crate::common::{Daemon, Images, Ran, ask, bcached, json, nbdsh, refused, requires, run, tool};
@@ -10,7 +10,7 @@ use std::process::{Child, Stdio};
 
 const MIB: u64 = 1 << 20;
 
-/// A cache and its volume `tank`, configured with `nbd` in their section.
+/// Makes a cache and its volume `tank`, configured with `nbd` as that section.
 fn configured(nbd: &str) -> Images {
     let images = Images::new();
     images.configure_pair(36 * MIB, 20 * MIB, "");
@@ -18,14 +18,14 @@ fn configured(nbd: &str) -> Images {
     images
 }
 
-/// The configuration that [`configured`] has made, with other lines of `[nbd]`.
+/// Replaces the lines of `[nbd]` in the configuration made by [`configured`].
 fn add(images: &Images, nbd: &str) {
     let text = std::fs::read_to_string(images.path("config.toml")).expect("configured");
     let (head, _) = text.split_once("[nbd]").unwrap_or((&text, ""));
     images.configure(&format!("{head}[nbd]\n{nbd}"));
 }
 
-/// The port of the only TCP place.
+/// Returns the port of the only TCP address.
 fn port(daemon: &Daemon) -> String {
     let status = daemon.status();
     let places = status["nbd"].as_array().expect("places").iter().filter_map(|place| place.as_str());
@@ -38,12 +38,12 @@ fn uri(daemon: &Daemon, certificates: &Path) -> String {
     format!("nbds://localhost:{}/tank?tls-certificates={}", port(daemon), certificates.display())
 }
 
-/// What a client sees of the volume's size that trusts what is in the folder.
+/// Asks for the volume's size as a client that trusts the certificates in the directory.
 fn size(daemon: &Daemon, certificates: &Path) -> Ran {
     run(tool("nbdinfo").arg("--size").arg(uri(daemon, certificates)))
 }
 
-/// A client that is in a volume, until it is dropped.
+/// A client that is connected to a volume until it is dropped.
 struct Connected(Child);
 
 impl Connected {
@@ -59,7 +59,7 @@ impl Drop for Connected {
     }
 }
 
-/// The only client of a volume, once there is one.
+/// Returns the only client of a volume, once there is one.
 fn client(daemon: &Daemon) -> serde_json::Value {
     let of = |status: &serde_json::Value| {
         let clients = status["clients"].as_array().expect("clients").iter();
@@ -69,7 +69,7 @@ fn client(daemon: &Daemon) -> serde_json::Value {
     of(&daemon.status()).remove(0)
 }
 
-/// It was refused, and nobody was told.
+/// A regression: the client was refused, and nothing was logged.
 #[test]
 fn who_comes_without_tls_is_named_in_the_log() {
     use std::io::{Read as _, Write as _};
@@ -106,7 +106,8 @@ fn who_comes_without_tls_is_named_in_the_log() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// The log said `peer sent no certificates` and `Other(OtherError(UnsupportedCertVersion))`.
+/// A regression: the log said `peer sent no certificates` and
+/// `Other(OtherError(UnsupportedCertVersion))`.
 #[test]
 fn a_client_that_is_refused_is_told_of_in_words() {
     let has_openssl = tool("openssl").arg("version").output().is_ok_and(|ran| ran.status.success());
@@ -125,7 +126,7 @@ fn a_client_that_is_refused_is_told_of_in_words() {
         let ran = run(tool("openssl").args(words));
         assert_eq!(ran.exit, 0, "{ran:?}");
     };
-    // As people do: nobody asks for an extension, so the certificate has the version of 1988.
+    // As people do it: without a request for an extension the certificate has the version of 1988.
     openssl("req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=old -keyout @old.key -out @tls/ca-cert.pem");
     openssl("req -new -newkey rsa:2048 -nodes -subj /CN=c -keyout @client/client-key.pem -out @c.csr");
     openssl(
@@ -138,7 +139,7 @@ fn a_client_that_is_refused_is_told_of_in_words() {
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 0, "{log}");
 
-    // Who signs with something that nobody here checks, and who has nothing to show.
+    // A client that signs with an algorithm unknown here, and one without a certificate.
     openssl("genpkey -algorithm ed448 -out @client/client-key.pem");
     openssl("req -new -subj /CN=c -key @client/client-key.pem -out @c.csr");
     openssl(
@@ -181,7 +182,7 @@ fn tls_is_served_from_a_directory_and_renewed_by_a_reload() {
     let it = client(&daemon);
     assert_eq!((&it["tls"], &it["read_only"]), (&true.into(), &false.into()), "{it}");
 
-    // A certificate without its key is none: nothing changes.
+    // A certificate without its key is refused: nothing changes.
     let key = std::fs::read_to_string(tls.join("server-key.pem")).expect("it is there");
     std::fs::write(tls.join("server-key.pem"), second.server().1).expect("a file");
     let check = bcached(&["config", "check", "--config", images.path("config.toml").to_str().expect("text")]);
@@ -198,7 +199,7 @@ fn tls_is_served_from_a_directory_and_renewed_by_a_reload() {
     assert_ne!(size(&daemon, &plain).exit, 0, "nothing of it was applied");
     std::fs::write(tls.join("server-key.pem"), key).expect("a file");
 
-    // Another authority altogether, and then everybody.
+    // Another authority, and then no verification of clients.
     add(&images, &nbd);
     second.put_server(&tls);
     daemon.signal(Signal::HUP);
@@ -218,7 +219,7 @@ fn tls_is_served_from_a_directory_and_renewed_by_a_reload() {
     assert_eq!(size(&daemon, &plain).exit, 0, "{}", daemon.log());
     assert_eq!(ask(&daemon, &["config", "diff"]).out, "what runs is what the files say\n");
 
-    // That there is TLS at all is for the next start.
+    // Turning TLS on or off takes effect at the next start.
     add(&images, &format!("listen = [\"127.0.0.1:0\", {socket:?}]\n"));
     daemon.signal(Signal::HUP);
     daemon.wait_for("it is read", |_| daemon.log().matches("event=reloaded").count() == 3);
@@ -230,7 +231,7 @@ fn tls_is_served_from_a_directory_and_renewed_by_a_reload() {
     assert_eq!(exit, 0, "{log}");
 }
 
-/// Before any device is opened, and with nothing left behind.
+/// The start is refused before any device is opened, and leaves nothing behind.
 #[test]
 fn a_start_without_its_certificates_is_refused_in_one_sentence() {
     let images = configured("");
@@ -264,7 +265,8 @@ fn a_start_without_its_certificates_is_refused_in_one_sentence() {
     assert_eq!(daemon.stop().0, 0, "with all of them it starts");
 }
 
-/// The old daemon had to read the files, too, to go on, and ended with the one that could not take over.
+/// A regression: the old daemon reread the files in order to continue, and ended along with the one
+/// that could not take over.
 #[test]
 fn nobody_takes_over_without_the_certificates() {
     let images = configured("");
@@ -319,7 +321,7 @@ fn who_comes_where_one_may_only_look_writes_nothing() {
     let ran = run(&mut nbdsh(&looks, insists));
     assert!(ran.exit != 0 && ran.err.contains("EPERM") || ran.err.contains("not permitted"), "{ran:?}");
 
-    // It is in nobody's way, and sees what others write.
+    // A read-only client blocks no other client, and sees what others write.
     let watcher = Connected::to(&looks);
     let it = client(&daemon);
     assert_eq!((&it["read_only"], &it["tls"]), (&true.into(), &false.into()), "{it}");

@@ -1,26 +1,26 @@
-//! Other people's NBD clients on a running daemon, by its unix socket and over TCP in TLS: whole images by several connections, every command,
-//! what is there after a kill.
+//! Third-party NBD clients on a running daemon, through its unix socket and over TCP with TLS:
+//! whole images over several connections, every command, and what is durable after a kill.
 
 use crate::certificates::Authority;
 use crate::common::{self, Daemon, Images, bytes, pattern, requires, run, tool};
 use std::ffi::OsStr;
 
 const MIB: u64 = 1 << 20;
-/// More than the cache holds, so that what is read comes from both devices.
+/// More than the cache holds, so that reads come from both devices.
 const BACKING_BYTES: u64 = 96 * MIB;
 
-/// What a program says that must succeed.
+/// Runs a program that must succeed, and returns its output.
 #[track_caller]
 fn does<A: AsRef<OsStr>>(name: &str, words: impl IntoIterator<Item = A>) -> String {
     let mut command = tool(name);
-    // nbdsh takes the first Python it finds, and its module belongs to the system's own.
+    // nbdsh runs under the first Python in the path, but its module belongs to the system's Python.
     command.env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").args(words);
     let ran = run(&mut command);
     assert_eq!(ran.exit, 0, "{command:?}: {ran:?}");
     ran.out
 }
 
-/// A volume with both ways to it.
+/// Makes a volume that is served on both addresses.
 fn served() -> (Images, Daemon) {
     let images = Images::new();
     images.configure_pair(36 * MIB, BACKING_BYTES, "");
@@ -34,7 +34,7 @@ fn served() -> (Images, Daemon) {
     (images, daemon)
 }
 
-/// The URI of an export over TCP in TLS.
+/// Returns the URI of an export over TCP with TLS.
 fn uri_in_tls(images: &Images, daemon: &Daemon, export: &str) -> String {
     let status = daemon.status();
     let places = status["nbd"].as_array().expect("places").iter().filter_map(|place| place.as_str());
@@ -43,7 +43,8 @@ fn uri_in_tls(images: &Images, daemon: &Daemon, export: &str) -> String {
     format!("nbds://localhost:{port}/{export}?tls-certificates={}", certificates.display())
 }
 
-/// One process is one client on the unix socket; by TCP each connection is one, and only one of them may write.
+/// On the unix socket one process is one client. Over TCP each connection is one, and only one of
+/// them may write.
 #[test]
 fn whole_images_by_several_connections_both_ways() {
     if !requires("nbdcopy") || !requires("qemu-img") {
@@ -78,7 +79,8 @@ fn whole_images_by_several_connections_both_ways() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// What it says of itself, and what nbdsh does with every command, is the same by both ways.
+/// The server's information, and the result of every command of nbdsh, are the same on both
+/// addresses.
 #[test]
 fn every_command_by_both_ways() {
     if !requires("nbdinfo") || !requires("nbdsh") {
@@ -109,7 +111,7 @@ fn every_command_by_both_ways() {
         assert_eq!(does("nbdinfo", ["--size", &uri]).trim(), end.to_string(), "{way}: to the end");
         let data = "h.pread(4096, 8 << 20) == bytes(range(256)) * 16 and h.pread(65536, 0) == bytes(65536)";
         let durable = format!("print({data})");
-        // What was written with FUA, and flushed, is there whatever happens now.
+        // Data written with FUA, and flushed data, is durable whatever happens now.
         let other = if way == "unix" { uri_in_tls(&images, &daemon, "tank") } else { daemon.uri("tank") };
         assert_eq!(does("nbdsh", ["--command", &connected(&other), "--command", &durable]), "True\n");
     }
@@ -150,7 +152,7 @@ print('done')
 h.shutdown()
 ";
 
-/// fio's own client of NBD, which verifies what it wrote.
+/// fio's own NBD client, which verifies what it wrote.
 #[test]
 fn fio_by_its_own_client() {
     if !requires("fio") {
@@ -165,7 +167,7 @@ fn fio_by_its_own_client() {
     let common = ["--name=verify", "--ioengine=nbd", "--rw=randrw", "--bsrange=4k-128k", "--iodepth=16"];
     let judged = ["--size=64m", "--verify=crc32c", "--verify_fatal=1", "--fsync=64", "--trim_percentage=0"];
     let mut command = tool("fio");
-    // What it leaves lying about, it leaves there.
+    // The files that it leaves behind are left in this directory.
     command.current_dir(images.path("")).args(common).args(judged).arg(format!("--uri={uri}"));
     let ran = run(&mut command);
     assert_eq!(ran.exit, 0, "{ran:?}\n{}", daemon.log());

@@ -1,11 +1,11 @@
-//! What is said of a way out must be one: each sentence here sent somebody the wrong way, or nowhere.
+//! A way out that a message names must work: each message here once led the wrong way, or nowhere.
 
 use crate::common::{self, Daemon, Images, ask, bcached, done, refused, run};
 
 const CACHE_BYTES: u64 = 36 << 20;
 const BACKING_BYTES: u64 = 20 << 20;
 
-/// A cache `fast` and its volume `tank`.
+/// Makes a cache `fast` and its volume `tank`.
 fn configured() -> (Images, Daemon) {
     let images = Images::new();
     images.configure_pair(CACHE_BYTES, BACKING_BYTES, "");
@@ -13,7 +13,8 @@ fn configured() -> (Images, Daemon) {
     (images, daemon)
 }
 
-/// He was told to configure a cache, which he had done; and nothing said that there was one.
+/// A regression: the user was told to configure a cache, which was configured, and nothing
+/// mentioned it.
 #[test]
 fn a_released_set_is_not_forgotten() {
     let (_images, daemon) = configured();
@@ -31,7 +32,8 @@ fn a_released_set_is_not_forgotten() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// What was removed was to be removed, by a name that no shell takes.
+/// A regression: the message advised to remove what was removed already, by a name that no shell
+/// accepts.
 #[test]
 fn what_keeps_a_cache_from_being_replaced_is_forgotten_as_it_is_said() {
     let (images, daemon) = configured();
@@ -50,7 +52,8 @@ fn what_keeps_a_cache_from_being_replaced_is_forgotten_as_it_is_said() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// Who is asked by another socket than the daemon has is asked in vain.
+/// A client that asks on another socket than the daemon's cannot reach it, so the log names the
+/// socket.
 #[test]
 fn a_start_says_where_it_is_asked() {
     let (_images, daemon) = configured();
@@ -63,7 +66,8 @@ fn a_start_says_where_it_is_asked() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// It held until the daemon stops, and was gone without a word when the volume came back.
+/// A regression: an option set until the daemon stops was silently lost when the volume was added
+/// again.
 #[test]
 fn an_option_for_now_outlives_a_removal() {
     let (images, daemon) = configured();
@@ -71,7 +75,7 @@ fn an_option_for_now_outlives_a_removal() {
     done(&daemon, &["remove", "tank"]);
     done(&daemon, &["add", "tank"]);
     assert_eq!(done(&daemon, &["get", "tank", "writeback_percent"]), "7\n");
-    // So it is with one that lives in the cache alone.
+    // The same for a volume that lives in the cache alone.
     done(&daemon, &["add", "swap", "--size", "1M"]);
     done(&daemon, &["set", "swap", "on_cache_error=fail", "--runtime"]);
     done(&daemon, &["remove", "swap"]);
@@ -86,7 +90,7 @@ fn an_option_for_now_outlives_a_removal() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// The line of a file was named that nobody had written.
+/// A regression: the message named a line of a file that the user had not written.
 #[test]
 fn options_that_must_fit_together_are_set_together() {
     let (images, daemon) = configured();
@@ -102,7 +106,7 @@ fn options_that_must_fit_together_are_set_together() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// It was said to wait for something.
+/// A regression: the message said that the volume waits for something.
 #[test]
 fn the_label_of_a_volume_that_was_stopped_is_set_when_it_is_served_again() {
     let (_images, daemon) = configured();
@@ -111,7 +115,8 @@ fn the_label_of_a_volume_that_was_stopped_is_set_when_it_is_served_again() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// The cache is dead, nothing of it is needed, and the way out stands in the documents alone.
+/// The cache is dead, nothing on it is needed, and the way out is described only in the
+/// documentation.
 #[test]
 fn who_serves_a_clean_device_with_a_new_cache_is_told_how() {
     let images = Images::new();
@@ -130,7 +135,8 @@ fn who_serves_a_clean_device_with_a_new_cache_is_told_how() {
     assert!(ran.exit == 3 && !last.contains("docs/failures.md"), "{ran:?}");
 }
 
-/// One that is no bcache device kept all others from being told of, and a second one was not named.
+/// A regression: a device that is no bcache device kept all others from being reported, and a
+/// second such device was not named.
 #[test]
 fn a_device_that_is_none_keeps_no_other_from_being_found() {
     let images = Images::new();
@@ -159,7 +165,7 @@ fn half_a_second_is_a_time() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// What took effect was logged as nothing.
+/// A regression: the log said of commands that took effect that there was nothing to do.
 #[test]
 fn what_was_added_is_no_nothing() {
     let (_images, daemon) = configured();
@@ -173,7 +179,7 @@ fn what_was_added_is_no_nothing() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// The guide says so of it, and it said it of devices only that were named.
+/// The guide promises this, but it was true only for named devices.
 #[test]
 fn doctor_names_what_a_killed_daemon_has_left() {
     let (images, daemon) = configured();
@@ -196,7 +202,7 @@ fn doctor_says_once_what_is_wrong_with_a_device() {
     let ran = bcached(&["doctor", &blank]);
     assert_eq!((ran.exit, ran.err.as_str()), (2, ""), "{ran:?}");
     assert!(ran.out.contains("is no bcache device") && ran.out.contains("`bcached make` makes"), "{ran:?}");
-    // Of what has something on it, it advised the same.
+    // A regression: it gave the same advice for a device that is not empty.
     let file = std::fs::OpenOptions::new().write(true).open(&blank).expect("made above");
     std::os::unix::fs::FileExt::write_all_at(&file, &[0x53, 0xef], 1024 + 56).expect("room");
     let ran = bcached(&["doctor", &blank]);

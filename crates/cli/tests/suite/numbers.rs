@@ -1,4 +1,5 @@
-//! The numbers of a running daemon: as a status, as metrics on its socket and on a port, in a file for node_exporter.
+//! The numbers of a running daemon: in the status, as metrics on its socket and on a port, and in a
+//! file for node_exporter.
 
 use crate::common::{Daemon, Images, bcached, done, json, requires, run, tool};
 use std::io::{Read as _, Write as _};
@@ -8,7 +9,8 @@ const CACHE_BYTES: u64 = 36 << 20;
 const BACKING_BYTES: u64 = 20 << 20;
 const DATA_BYTES: u64 = 1 << 20;
 
-/// A set with one volume, `tank`, in mode writeback, and a port for metrics that the system picks.
+/// Starts a set with one volume, `tank`, in writeback mode, and a port for metrics that the system
+/// picks.
 fn start(images: &Images) -> Daemon {
     let (cache, backing) = (images.blank("cache", CACHE_BYTES), images.blank("backing", BACKING_BYTES));
     let made = bcached(&["make", "-b", "64k", "--writeback", "-C", &cache, "-B", &backing]);
@@ -33,14 +35,14 @@ fn use_it(daemon: &Daemon, images: &Images) {
     }
 }
 
-/// Where the port for metrics is.
+/// Returns the address of the port for metrics.
 fn port(daemon: &Daemon) -> String {
     let log = daemon.log();
     let (_, rest) = log.split_once("metrics: http://").expect("the log names the port");
     rest.split('/').next().expect("an address").to_owned()
 }
 
-/// Head and body of what the port for metrics answers to a request of `path`.
+/// Returns head and body of the metrics port's answer to a request of `path`.
 fn get(daemon: &Daemon, path: &str) -> (String, String) {
     let mut stream = TcpStream::connect(port(daemon)).expect("somebody listens");
     stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: x\r\n\r\n").as_bytes()).expect("asked");
@@ -50,7 +52,7 @@ fn get(daemon: &Daemon, path: &str) -> (String, String) {
     (head.to_owned(), body.to_owned())
 }
 
-/// The value of a sample.
+/// Returns the value of a sample.
 #[track_caller]
 fn value(text: &str, sample: &str) -> f64 {
     let line = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
@@ -132,7 +134,7 @@ fn metrics_are_told_on_the_socket_and_on_a_port() {
         assert_eq!(bucket("+Inf"), hits);
         assert!(bucket("0.000016") <= bucket("0.016384") && bucket("0.016384") <= hits);
     }
-    // Nothing but numbers is told there, and nothing is changed.
+    // The port serves only numbers, and changes nothing.
     for path in ["/", "/v1/status", "/v1/metrics"] {
         let (head, _) = get(&daemon, path);
         assert!(head.contains(" 404 "), "{path}: {head}");
@@ -141,7 +143,8 @@ fn metrics_are_told_on_the_socket_and_on_a_port() {
     assert_eq!(exit, 0, "{log}");
 }
 
-/// Any process can connect, and many that say nothing must not take the descriptors that volumes need.
+/// Any process can connect, and many silent clients must not take the descriptors that volumes
+/// need.
 #[test]
 fn who_connects_and_says_nothing_takes_little() {
     let images = Images::new();
@@ -150,7 +153,7 @@ fn who_connects_and_says_nothing_takes_little() {
     let descriptors = || std::fs::read_dir(format!("/proc/{pid}/fd")).expect("its own user's").count();
     let before = descriptors();
     let silent: Vec<_> = (0..100).map(|_| TcpStream::connect(port(&daemon)).expect("a backlog")).collect();
-    // Whoever is told the status after this was accepted after as many of them as there is room for.
+    // This status request is accepted after as many of them as there is room for.
     let status = daemon.status();
     assert_eq!(status["state"], "ready");
     assert!(descriptors() <= before + 20, "{} of {before}", descriptors());
@@ -159,7 +162,7 @@ fn who_connects_and_says_nothing_takes_little() {
     assert!(head.contains(" 200 "), "those who came first are gone: {head}");
 }
 
-/// For node_exporter's textfile collector, which reads whenever it likes.
+/// The file is for node_exporter's textfile collector, which may read it at any time.
 #[test]
 fn a_file_for_node_exporter_is_replaced_in_one_step() {
     let images = Images::new();
@@ -184,7 +187,7 @@ fn a_file_for_node_exporter_is_replaced_in_one_step() {
     assert_eq!((ran.exit, ran.err.contains("cannot write ")), (4, true), "{ran:?}");
 }
 
-/// Whoever reaches the port reads the names and numbers of all volumes.
+/// Any client that reaches the port can read the names and numbers of all volumes.
 #[test]
 fn a_port_that_others_reach_is_refused() {
     let images = Images::new();

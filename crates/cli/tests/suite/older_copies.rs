@@ -1,5 +1,5 @@
-//! One of the two devices of a volume is an older copy of itself, as a restored backup is: the program says so, exits with 3, and writes
-//! to neither.
+//! One of the two devices of a volume is an older copy of itself, such as a restored backup: the
+//! program says so, exits with 3, and writes to neither.
 
 use crate::common::{Daemon, Images, bytes, content, done, fill, pattern, requires, run};
 
@@ -7,7 +7,7 @@ const SIZE: usize = 4 << 20;
 const CACHE: &str = "the cache is an older copy of itself";
 const BACKING: &str = "the backing device is an older copy of itself";
 
-/// Where the devices are, and a copy of each.
+/// The devices, with their directory.
 struct Site {
     images: Images,
     cache: String,
@@ -25,7 +25,7 @@ impl Site {
         ["--cache", &self.cache, "--backing", &self.backing]
     }
 
-    /// A daemon that fills the volume, and writes nothing back before it is told.
+    /// Starts a daemon that fills the volume, and writes nothing back until told to.
     fn filled(&self, seed: u8) -> Daemon {
         let daemon = Daemon::start(&self.images, &self.words());
         done(&daemon, &["set", "tank", "--runtime", "writeback_running=0"]);
@@ -42,7 +42,8 @@ impl Site {
             .expect("writable");
     }
 
-    /// With `copy` in the place of a device nothing is served; afterwards the newest is in its place again.
+    /// With `copy` in the place of a device nothing is served. Afterwards the newest version is in
+    /// its place again.
     #[track_caller]
     fn is_refused_with(&self, device: &str, copy: &[u8], sentence: &str) {
         let newest = self.save(device);
@@ -74,7 +75,8 @@ fn an_older_copy_of_either_device_ends_a_start_with_3() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// The disk is imaged while all is clean; later something is dirty, and the daemon is killed.
+/// The disk is imaged while everything is clean. Later there is dirty data, and the daemon is
+/// killed.
 #[test]
 fn a_clean_disk_that_was_copied_while_it_was_served_ends_a_start_with_3() {
     if !requires("nbdcopy") {

@@ -1,5 +1,5 @@
-//! `bcached get`, `set` and `unset` as processes: what was set acts at once and stays, what was refused has changed
-//! nothing, and everybody is told whose word counts.
+//! `bcached get`, `set` and `unset` as processes: what is set takes effect at once and persists,
+//! what is refused changes nothing, and the origin of each value is shown.
 
 use crate::common::{Daemon, Images, ask, bcached, done, json, refused, run};
 use bcached_config::options::OPTIONS;
@@ -10,7 +10,8 @@ use std::path::PathBuf;
 const CACHE_BYTES: u64 = 36 << 20;
 const BACKING_BYTES: u64 = 20 << 20;
 
-/// A cache and two backing devices, labelled `tank` and `pond`, with a configuration that gives them other names.
+/// A cache and two backing devices, labelled `tank` and `pond`, with a configuration that gives
+/// them other names.
 struct Site {
     images: Images,
     cache: String,
@@ -38,7 +39,7 @@ impl Site {
         self.images.path("config.d/99-set.toml")
     }
 
-    /// What the file of `set` says, if there is one.
+    /// Returns the content of the file that `set` writes, if it exists.
     fn kept(&self) -> Option<String> {
         std::fs::read_to_string(self.set_file()).ok()
     }
@@ -59,7 +60,7 @@ impl Site {
     }
 }
 
-/// The value in force, and who says so.
+/// Returns the value in force, and its origin.
 #[track_caller]
 fn value(daemon: &Daemon, volume: &str, option: &str) -> (String, String) {
     let shown = json(&done(daemon, &["get", "--json", volume, option]));
@@ -76,7 +77,7 @@ fn pair(value: &str, origin: &str) -> (String, String) {
     (value.to_owned(), origin.to_owned())
 }
 
-/// Option; its value before; a new value; as it is printed; what is refused, and why.
+/// Option, value before, new value, that as printed, refused value, and why.
 const EACH: &[(&str, &str, &str, &str, &str, &str)] = &[
     ("cache_mode", "writethrough", "writeback", "writeback", "fast", "is none of writethrough"),
     ("sequential_cutoff", "4M", "1024k", "1M", "1MB", "decimal units are not used"),
@@ -140,7 +141,7 @@ fn every_option_is_set_stays_and_is_unset() {
         assert_eq!(value(&daemon, "media", option), pair(printed, "set"), "{option} after a restart");
     }
     for (option, before, _, printed, ..) in EACH.iter().rev() {
-        // The superblock keeps the mode, as the kernel does.
+        // The superblock stores the mode, as with the kernel.
         let (after, origin) =
             if *option == "cache_mode" { (*printed, "superblock") } else { (*before, "default") };
         let said = done(&daemon, &["unset", "media", option]);
@@ -168,7 +169,7 @@ fn what_is_set_for_now_ends_with_the_daemon() {
     daemon.signal(Signal::HUP);
     daemon.wait_for("the reload", |_| daemon.log().contains("event=reloaded"));
     assert_eq!(value(&daemon, "media", "writeback_delay"), pair("1m", "runtime"), "also over a reload");
-    // What is to stay takes the place of what was for now.
+    // A permanent value replaces a runtime value.
     done(&daemon, &["set", "media", "writeback_delay=2m"]);
     assert_eq!(value(&daemon, "media", "writeback_delay"), pair("2m", "set"));
     done(&daemon, &["set", "media", "writeback_delay=3m", "--runtime"]);
@@ -182,7 +183,7 @@ fn what_is_set_for_now_ends_with_the_daemon() {
     assert_eq!(value(&daemon, "media", "writeback_delay"), pair("2m", "set"));
     assert_eq!(value(&daemon, "media", "quiet_hours"), pair("none", "default"));
 
-    // The mode goes where it is said to go, also if it is in force already.
+    // The mode is written where it belongs, even if it is in force already.
     done(&daemon, &["set", "media", "cache_mode=writeback", "--runtime"]);
     done(&daemon, &["set", "media", "cache_mode=writeback"]);
     assert_eq!(daemon.stop().0, 0);
@@ -207,20 +208,20 @@ fn set_wins_over_the_file_and_a_reload_applies_what_changed() {
     done(&daemon, &["set", "media", "writeback_percent=20"]);
     assert_eq!(line("writeback_percent"), "writeback_percent 20 % set");
 
-    // A reload takes what is new in the file, and what was set still wins.
+    // A reload applies what is new in the file, and values from `set` still take precedence.
     site.configure("writeback_percent = 30\nsequential_cutoff = \"3M\"\ncache_mode = \"writearound\"\n");
     daemon.signal(Signal::HUP);
     daemon.wait_for("the new mode", |status| status["volumes"][0]["cache_mode"] == "writearound");
     assert_eq!(value(&daemon, "media", "writeback_percent"), pair("20", "set"));
     assert_eq!(value(&daemon, "media", "sequential_cutoff"), pair("3M", "config"));
-    // One that is wrong changes nothing at all.
+    // An invalid file changes nothing at all.
     site.configure("sequential_cutoff = \"5M\"\nwriteback_percent = 41\n");
     daemon.signal(Signal::HUP);
     daemon.wait_for("the refusal", |_| daemon.log().contains("event=reload-refused"));
     let log = daemon.log();
     assert!(log.contains("config.toml:7: cannot set `writeback_percent`: `41` is above"), "{log}");
     assert_eq!(value(&daemon, "media", "sequential_cutoff"), pair("3M", "config"));
-    // Nor is anything kept that the next start would not take.
+    // Nor is anything stored that the next start would refuse.
     refused(
         &daemon,
         &["set", "media", "writeback_delay=1m"],
@@ -229,7 +230,7 @@ fn set_wins_over_the_file_and_a_reload_applies_what_changed() {
     );
     assert_eq!(value(&daemon, "media", "writeback_delay"), pair("30s", "default"));
     site.configure("sequential_cutoff = \"5M\"\n");
-    // What else has changed in the file waits for the reload.
+    // Other changes in the file wait for the reload.
     done(&daemon, &["unset", "media", "writeback_percent"]);
     assert_eq!(value(&daemon, "media", "writeback_percent"), pair("10", "default"));
     assert_eq!(value(&daemon, "media", "sequential_cutoff"), pair("3M", "config"));
@@ -243,7 +244,7 @@ fn what_is_refused_has_changed_nothing() {
     done(&daemon, &["set", "media", "writeback_percent=20"]);
     let (kept, before) = (site.kept().expect("kept"), done(&daemon, &["get", "media"]));
     let set = |words: &[&str], exit, sentence| refused(&daemon, &[&["set"], words].concat(), exit, sentence);
-    // All are looked at before the first is changed.
+    // All values are checked before the first is changed.
     set(
         &["media", "writeback_delay=1m", "sequential_cutoff=1MB"],
         2,
@@ -265,7 +266,7 @@ fn what_is_refused_has_changed_nothing() {
         (Some(2), Some("sequential_cutoff"))
     );
 
-    // Where nothing can be kept nothing is done.
+    // If nothing can be stored, nothing is changed.
     std::fs::create_dir(site.images.path(&format!("config.d/99-set.toml.{}.new", daemon.id())))
         .expect("in the way");
     set(&["media", "writeback_delay=1m"], 4, "nothing was changed; `--runtime`");
@@ -278,7 +279,7 @@ fn what_is_refused_has_changed_nothing() {
     std::fs::remove_dir(site.images.path(&format!("config.d/99-set.toml.{}.new", daemon.id())))
         .expect("out of the way");
 
-    // A person's file of that name is read, and not rewritten.
+    // A user's own file of that name is read, and not rewritten.
     let of_person = "version = 1\n[volume.media]\nwriteback_percent = 25\n";
     std::fs::write(site.set_file(), of_person).expect("written");
     set(&["media", "writeback_delay=1m"], 2, "99-set.toml is not rewritten");
@@ -292,7 +293,7 @@ fn what_is_refused_has_changed_nothing() {
     assert!(log.contains(": set media colour=red: there is no option `colour`"), "{log}");
 }
 
-/// A number beyond the end of its range is taken as the kernel takes it, and that is said.
+/// A number outside its range is clamped as the kernel does it, with a warning.
 #[test]
 fn the_end_of_a_range_is_taken_with_a_word() {
     let site = Site::new();
@@ -381,7 +382,7 @@ fn a_volume_is_called_by_name_label_uuid_or_path() {
     refused(&daemon, &["get", &uuid[..7]], 2, "nothing is called");
     assert_eq!(daemon.stop().0, 0);
 
-    // Two volumes of one label, of which neither is called so.
+    // Two volumes have the same label, and neither is named so.
     let again = bcached(&["make", "--label", "tank", "-B", &site.pond, "--wipe-bcache"]);
     assert_eq!(again.exit, 0, "{again:?}");
     let daemon = site.start();
@@ -393,7 +394,7 @@ fn a_volume_is_called_by_name_label_uuid_or_path() {
     assert_eq!(site.kept(), None);
 }
 
-/// What is said before the device comes holds when it comes.
+/// Options set before the device appears apply when it does.
 #[test]
 fn a_volume_that_waits_has_options_too() {
     let site = Site::new();
@@ -424,7 +425,8 @@ fn a_volume_that_waits_has_options_too() {
     assert_eq!(kept, "writeback", "what was said for now is not in the superblock");
 }
 
-/// The folder beside a configuration that was named without one could not be made.
+/// A regression: for a configuration named without a directory, the directory beside it could not
+/// be made.
 #[test]
 fn a_configuration_in_the_working_directory_is_one_like_others() {
     let site = Site::new();
@@ -441,7 +443,7 @@ fn a_configuration_in_the_working_directory_is_one_like_others() {
     assert!(all.contains(&place), "as somebody elsewhere finds it: {all}");
 }
 
-/// A volume whose section a person takes away would otherwise come back as a section without a device.
+/// A volume whose section a user removes would otherwise reappear as a section without a device.
 #[test]
 fn what_was_set_of_a_volume_that_is_gone_stops_no_start() {
     let site = Site::new();
@@ -456,7 +458,7 @@ fn what_was_set_of_a_volume_that_is_gone_stops_no_start() {
     assert!(daemon.log().contains("99-set.toml has options of the volume scratch"), "{}", daemon.log());
     done(&daemon, &["set", "media", "writeback_percent=30"]);
     assert_eq!(daemon.stop().0, 0);
-    // Bytes that are no text, as a file system leaves them: the advice was to name another configuration.
+    // A regression: for a file that is not text the advice was to name another configuration.
     let kept = site.kept().expect("a file");
     std::fs::write(site.set_file(), b"version = 1\n# \xff\n").expect("a file");
     let ran =
@@ -471,7 +473,7 @@ fn what_was_set_of_a_volume_that_is_gone_stops_no_start() {
     assert_eq!(value(&daemon, "scratch", "writeback_percent"), pair("20", "set"), "it was not forgotten");
 }
 
-/// The hours are those of the clock on the wall, which the engine does not know.
+/// Quiet hours are in local time, which the engine does not know.
 #[test]
 fn quiet_hours_are_of_the_local_time() {
     let site = Site::new();
@@ -484,7 +486,7 @@ fn quiet_hours_are_of_the_local_time() {
     };
     let since = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("after 1970");
     let minute = since.as_secs() / 60 % (24 * 60);
-    // Five hours before UTC, from half an hour ago until in an hour there.
+    // In a zone five hours ahead of UTC: from half an hour ago until in an hour.
     let there = |after: u64| {
         let minute = (minute + 5 * 60 + 24 * 60 + after - 30) % (24 * 60);
         format!("{:02}:{:02}", minute / 60, minute % 60)
@@ -499,7 +501,7 @@ fn quiet_hours_are_of_the_local_time() {
     }
 }
 
-/// The controller says it anew when it takes a step.
+/// The controller sets the rate again at its next step.
 #[test]
 fn a_rate_of_write_back_is_so_until_the_next_step() {
     let site = Site::new();
@@ -507,7 +509,7 @@ fn a_rate_of_write_back_is_so_until_the_next_step() {
     let daemon = site.start();
     let rate = || value(&daemon, "media", "writeback_rate").0;
     assert_eq!(rate(), "512k", "as with the kernel");
-    // It takes none meanwhile.
+    // The controller takes no step meanwhile.
     done(&daemon, &["set", "media", "writeback_rate_update_seconds=1m", "--runtime"]);
     refused(&daemon, &["set", "media", "writeback_rate=1000"], 2, "add --runtime: it holds until then");
     let planned = done(&daemon, &["set", "media", "writeback_rate=1000", "--runtime", "--dry-run"]);
@@ -524,7 +526,7 @@ fn a_rate_of_write_back_is_so_until_the_next_step() {
     assert_eq!(site.kept(), None, "nothing is kept");
 }
 
-/// Programs speak to the socket themselves.
+/// Programs use the socket directly.
 #[test]
 fn the_socket_answers_with_statuses_and_objects() {
     let site = Site::new();
@@ -578,7 +580,7 @@ fn the_socket_answers_with_statuses_and_objects() {
     }
 }
 
-/// What `get` says is what was said; what follows from it, or from the device, stands in the status.
+/// `get` shows what was set. The values that result from it, or from the device, are in the status.
 #[test]
 fn stripes_in_force_are_in_the_status() {
     let site = Site::new();

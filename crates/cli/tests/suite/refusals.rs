@@ -1,8 +1,10 @@
-//! Every refusal: one clear sentence, the right exit status, the same facts in JSON, and not a byte written.
+//! Every refusal has one clear sentence, the right exit status and the same facts in JSON, and
+//! writes not a byte.
 
 use crate::common::{self, Images, Ran, bcached, bytes, json, patch, requires, run, tool};
 
-/// Runs `bcached` with `words` twice, as text and as JSON: status `exit`, `kind`, and `sentence` in the error.
+/// Runs `bcached` with `words` twice, as text and as JSON; checks the status `exit`, `kind`, and
+/// that the error contains `sentence`.
 fn refused(words: &[&str], exit: i32, kind: &str, sentence: &str) -> Ran {
     let text = bcached(words);
     assert_eq!(text.exit, exit, "{words:?}: {text:?}");
@@ -150,7 +152,7 @@ fn a_device_that_carries_something() {
     }
 }
 
-/// Several programs would take it for theirs.
+/// Several programs would claim the device.
 #[test]
 fn every_signature_is_named_at_once() {
     let images = Images::new();
@@ -196,7 +198,8 @@ fn a_device_that_holds_data_of_no_known_kind_is_made_and_that_is_said() {
     }
 }
 
-/// What the machine's own program knows is refused, too; if it cannot say anything nothing is overwritten.
+/// A signature known only to the machine's own `wipefs` is refused, too. If that program fails,
+/// nothing is overwritten.
 #[test]
 fn what_the_installed_wipefs_names_is_refused() {
     use std::os::unix::fs::PermissionsExt as _;
@@ -211,7 +214,7 @@ fn what_the_installed_wipefs_names_is_refused() {
         let words = [&["make", "-B", &image], words].concat();
         run(common::program().args(words).env("PATH", path))
     };
-    // It reads what is there, as the program does.
+    // Reads the device, as the real program does.
     let newfs = "[ \"$(dd if=\"$6\" bs=1 skip=9437184 count=5 2>/dev/null)\" = newfs ] && echo 0x900000,5,newfs; true";
     patch(&image, 9 << 20, b"newfs");
     let ran = with(newfs, &[]);
@@ -220,7 +223,7 @@ fn what_the_installed_wipefs_names_is_refused() {
         let ran = with(broken, &[]);
         assert!(ran.exit == 4 && ran.err.contains("what is on"), "{broken}: {ran:?}");
     }
-    // Erased, it is still named: something does not do what it says.
+    // It is still reported after it was erased: the erase, or the program, does not work.
     let ran = with("echo 0x900000,5,newfs", &["--wipe-signature=newfs"]);
     assert!(ran.exit == 4 && ran.err.contains("still there after it was erased"), "{ran:?}");
     patch(&image, 9 << 20, b"newfs");
@@ -264,8 +267,8 @@ fn a_bcache_device_goes_only_if_nothing_dirty_is_behind_it() {
     assert!(bytes(&backing) == before, "nothing is written");
     let wipe = [make, &["--wipe-bcache"]].concat();
     assert_eq!(bcached(&wipe).exit, 0);
-    // State dirty, and a cache that was in use (SYNC), each with a checksum that no longer matches and with one that
-    // does: neither goes.
+    // State dirty, and a cache that was in use (SYNC), each with a wrong and with a right checksum:
+    // neither is overwritten.
     for (image, role, offset, value, sentence) in [
         (&backing, "-B", 4096 + common::STATE, common::DIRTY, "newest data is in its cache only"),
         (&cache, "-C", 4096 + 104, 1, "what is dirty in it cannot be told"),
@@ -287,7 +290,7 @@ fn a_bcache_device_goes_only_if_nothing_dirty_is_behind_it() {
 fn a_file_in_use() {
     let images = Images::new();
     let backing = images.blank("backing", 40 << 20);
-    // Another `bcached` cannot be caught in the act; a process that holds the same lock can.
+    // Another `bcached` cannot be caught holding it, so this process takes the same lock.
     let holder = common::Locked::new(&backing);
     let ran = refused(&["make", "-B", &backing], 3, "in-use", "it is in use by");
     assert!(ran.err.contains(&format!("process {}", std::process::id())), "the holder is named: {ran:?}");
@@ -297,7 +300,7 @@ fn a_file_in_use() {
     assert_eq!(bcached(&["make", "-B", &backing]).exit, 0);
 }
 
-/// What is never cached was made without a word.
+/// A regression: a device that is never cached was made without a warning.
 #[test]
 fn what_is_made_and_serves_badly_is_warned_of() {
     let images = Images::new();
@@ -318,7 +321,7 @@ fn what_is_made_and_serves_badly_is_warned_of() {
     assert_eq!((made.exit, made.err.as_str()), (0, ""), "{made:?}");
 }
 
-/// `command` as somebody who may do nothing in particular. `None` if this test cannot become such a user.
+/// Returns the command as run by an unprivileged user; `None` if this test cannot become one.
 fn as_nobody(images: &Images, words: &[&str]) -> Option<std::process::Command> {
     use std::os::unix::fs::PermissionsExt as _;
     if !rustix::process::geteuid().is_root() {
@@ -329,11 +332,11 @@ fn as_nobody(images: &Images, words: &[&str]) -> Option<std::process::Command> {
     if !requires("setpriv") {
         return None;
     }
-    // Where root builds others may not look.
+    // Other users may not access the directory in which root builds.
     let program = images.path("bcached");
     if !program.exists() {
-        // Copied by another process: a descriptor for writing that a fork of another test takes along keeps a program
-        // from being run.
+        // Copied by another process: a writable descriptor inherited by a concurrent test's child
+        // would prevent the program from running.
         assert_eq!(run(tool("cp").arg(common::PROGRAM).arg(&program)).exit, 0);
         let open = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(images.path("."), open).expect("its owner");
@@ -382,7 +385,7 @@ fn what_the_user_may_not_do() {
     std::fs::set_permissions(&cache, std::fs::Permissions::from_mode(0o600)).expect("its owner");
 }
 
-/// Tokio panics where it gets no descriptors for its signals.
+/// Tokio panics if it gets no descriptors for its signals.
 #[test]
 fn no_descriptors_left() {
     let images = Images::new();
@@ -403,7 +406,7 @@ fn no_descriptors_left() {
     }
 }
 
-/// Acknowledged writes in such a note would be lost when the next start is made from elsewhere.
+/// Acknowledged writes in such a note would be lost if the next start is from another directory.
 #[test]
 fn a_place_for_notes_that_depends_on_the_working_directory() {
     let images = Images::new();
@@ -422,7 +425,7 @@ fn a_place_for_notes_that_depends_on_the_working_directory() {
     assert!(!folder.join("notes").exists(), "nothing is made");
 }
 
-/// A note without room would take acknowledged writes along.
+/// A note that runs out of space would lose acknowledged writes.
 #[test]
 fn no_space_for_the_note() {
     let mut probe = tool("unshare");

@@ -1,5 +1,6 @@
-//! `bcached release`, as processes: a set is left in order with its dirty data, nobody here takes it again, and the kernel gets it where
-//! that is asked for. The kernel is a folder that looks like it.
+//! `bcached release`, as processes: a set is left consistent with its dirty data, no daemon here
+//! takes it again, and the kernel gets it on request. The kernel is simulated by a directory like
+//! sysfs.
 
 use crate::common::{
     self, Daemon, Images, Loop, ask, bcached, bytes, done, fill, json, pattern, refused, requires, tool,
@@ -38,7 +39,7 @@ impl Site {
         self.images.kept()
     }
 
-    /// `bcached` on a machine with such a kernel.
+    /// Runs `bcached` on a machine with such a kernel.
     fn beside_kernel(&self, daemon: &Daemon, words: &[&str]) -> common::Ran {
         let mut command = common::program();
         command
@@ -83,7 +84,7 @@ fn a_released_set_stays_as_it_is_and_is_not_taken_again() {
         (status["caches"].as_array().map(Vec::len), status["volumes"].as_array().map(Vec::len)),
         (Some(0), Some(0))
     );
-    // Anybody can have them, and the dirty data is there, in order.
+    // Any process can open the devices, and the dirty data is there, consistent.
     let check = bcached(&["check", &site.fast, "--backing", &site.tank]);
     assert!(check.exit == 0 && check.out.contains("2 MiB"), "{check:?}");
     assert_eq!(daemon.stop().0, 0);
@@ -92,7 +93,7 @@ fn a_released_set_stays_as_it_is_and_is_not_taken_again() {
     assert_eq!(daemon.status()["caches"].as_array().map(Vec::len), Some(0), "{}", site.kept());
     assert_eq!(done(&daemon, &["release", "fast"]).lines().count(), 3);
     assert_eq!(daemon.stop().0, 0);
-    // Whoever wants it back by hand says so.
+    // Removing the file brings the set back manually.
     std::fs::remove_file(site.images.path("config.d/99-set.toml")).expect("ours");
     let daemon = site.start();
     let found = common::content(&site.images, &daemon, "media");
@@ -119,9 +120,9 @@ fn a_released_set_is_given_to_the_kernel() {
         ran.exit == 0 && ran.err.contains(&format!("the kernel has {}, {}", site.fast, site.tank)),
         "{ran:?}"
     );
-    // What was written last: a real one takes each.
+    // The last device that was written; the real file accepts each.
     assert!(bytes(&register).starts_with(site.tank.as_bytes()));
-    // Once more, as after a failure in between.
+    // Repeated, as after a failure in between.
     let ran = site.beside_kernel(&daemon, &["release", "fast", "--register"]);
     assert_eq!(ran.exit, 0, "{ran:?}");
     assert_eq!(daemon.stop().0, 0);
@@ -153,7 +154,8 @@ fn what_is_in_use_is_not_released() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// What was removed before is not of the released set: nobody gives it to the kernel, nor brings it back with the others.
+/// A volume that was removed before is not part of the released set: it is not given to the kernel,
+/// and does not return with the others.
 #[test]
 fn a_release_leaves_what_was_removed_before_alone() {
     let site = Site::new();
@@ -173,7 +175,7 @@ fn a_release_leaves_what_was_removed_before_alone() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// The kernel gets nothing before the set has been let go of, for which nobody would wait.
+/// The kernel gets nothing before the set is released, and `--no-wait` would not wait for that.
 #[test]
 fn devices_are_not_registered_without_waiting() {
     let site = Site::new();
@@ -183,8 +185,8 @@ fn devices_are_not_registered_without_waiting() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// Where it cannot be kept that the set was let go of, the next start would serve it again, wherever its devices are: it is served on. And what
-/// takes back what nobody has kept leaves no file that a start refuses.
+/// If the release cannot be stored, the next start would serve the set again, wherever its devices
+/// are, so the set stays served. Undoing what was not stored leaves no file that a start refuses.
 #[test]
 fn a_release_that_cannot_be_kept_is_refused_before_anything_is_let_go_of() {
     let site = Site::new();
@@ -211,20 +213,21 @@ fn a_release_that_cannot_be_kept_is_refused_before_anything_is_let_go_of() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// Begins it, and waits for nothing.
+/// Starts a job without waiting for it.
 fn begin(daemon: &Daemon, begin: &Begin) -> String {
     let body = serde_json::to_string(begin).expect("text");
     client::post(Path::new(daemon.control()), "/v1/jobs", &body).expect("it begins")
 }
 
-/// Waits until nothing goes on, and sees that nothing has failed.
+/// Waits until no job is running, and checks that none has failed.
 fn wait_for_all(daemon: &Daemon) {
     daemon.wait_for("nothing goes on", |status| status["jobs"].as_array().is_none_or(Vec::is_empty));
     assert!(!daemon.log().contains("job-failed"), "{}", daemon.log());
 }
 
-/// Who added another volume while a release went on had the released one served again, and nobody kept that it was not to be: a kernel, or whoever
-/// else had its device by then, was the second to write there.
+/// A regression: a volume that was added during a release made the daemon serve the released one
+/// again, and the release was not stored. A kernel or another program that had the device by then
+/// was the second writer.
 #[test]
 fn a_volume_that_is_added_meanwhile_undoes_no_release() {
     if !requires("nbdcopy") {
@@ -236,7 +239,7 @@ fn a_volume_that_is_added_meanwhile_undoes_no_release() {
     let made = |device: &String| bcached(&["make", "-B", device]).exit;
     assert!(devices.iter().all(|device| made(device) == 0));
     let daemon = site.start();
-    // So that a stop has something to write.
+    // Gives the stop something to write.
     fill(&site.images, &daemon, "media", &pattern(DATA_BYTES, 1));
     std::thread::scope(|scope| {
         scope.spawn(|| begin(&daemon, &Begin::new(Verb::Release, "fast".to_owned())));
@@ -263,7 +266,8 @@ fn a_volume_that_is_added_meanwhile_undoes_no_release() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// A reload in between had the volumes waiting for a cache that was gone, and the release could not be kept.
+/// A regression: after a reload during the release, the volumes waited for a cache that was gone,
+/// and the release could not be stored.
 #[test]
 fn a_reload_undoes_no_release() {
     if !requires("nbdcopy") {
@@ -271,7 +275,7 @@ fn a_reload_undoes_no_release() {
     }
     let site = Site::new();
     let daemon = site.start();
-    // So that a stop has something to write.
+    // Gives the stop something to write.
     fill(&site.images, &daemon, "media", &pattern(DATA_BYTES, 1));
     std::thread::scope(|scope| {
         let released = scope.spawn(|| done(&daemon, &["release", "fast"]));
@@ -283,7 +287,8 @@ fn a_reload_undoes_no_release() {
     nothing_is_served(&site, daemon);
 }
 
-/// A section that nobody had read yet, of a volume for that cache, was why nothing could be released: without the cache it could not be served.
+/// A regression: a section that was not read yet, of a volume for that cache, prevented the
+/// release: without the cache the volume could not be served.
 #[test]
 fn a_section_that_was_not_read_goes_with_its_cache() {
     let site = Site::new();
@@ -295,7 +300,7 @@ fn a_section_that_was_not_read_goes_with_its_cache() {
     nothing_is_served(&site, daemon);
 }
 
-/// Neither now nor by the next start.
+/// Nothing is served, neither now nor by the next start.
 #[track_caller]
 fn nothing_is_served(site: &Site, daemon: Daemon) {
     let status = daemon.status();
@@ -308,8 +313,9 @@ fn nothing_is_served(site: &Site, daemon: Daemon) {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// The names in the configuration, which clients use, were gone when a released set was imported by its UUID: sections of other names were written for
-/// devices that were configured by a path. As root, with loop devices; without them skipped, with the reason.
+/// A regression: a released set that was imported by its UUID lost the names in the configuration,
+/// which clients use. Sections of other names were written for devices that were configured by a
+/// path. Needs root and loop devices; without them it is skipped, with the reason.
 #[test]
 fn a_released_set_comes_back_under_its_names_however_it_is_called() {
     let images = Images::new();
@@ -321,7 +327,7 @@ fn a_released_set_comes_back_under_its_names_however_it_is_called() {
     let mut loops = Vec::new();
     for image in [&fast, &tank, &gone] {
         let Some(made) = Loop::over(image) else { return };
-        // As those in /dev/disk/by-id.
+        // Links like those in /dev/disk/by-id.
         std::os::unix::fs::symlink(&made.0, format!("{image}-by-id")).expect("a link");
         loops.push(made);
     }
@@ -337,7 +343,7 @@ fn a_released_set_comes_back_under_its_names_however_it_is_called() {
         done(&daemon, &["release", "nvme"]);
         let status = daemon.status();
         assert_eq!(status["caches"].as_array().map(Vec::len), Some(0), "{status}");
-        // To be released once more is to be released already, by every name.
+        // A second release reports that it is released already, by every name.
         let again = json(&done(&daemon, &["release", called, "--json"]));
         assert_eq!(
             (&again["already"], &again["volume"]),
@@ -361,7 +367,8 @@ fn a_released_set_comes_back_under_its_names_however_it_is_called() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// One that was added while its set was somebody else's stayed failed when the set came back, because of a cache that "is not served".
+/// A regression: a volume that was added while its set was released stayed failed when the set
+/// returned, because of a cache that "is not served".
 #[test]
 fn a_volume_that_was_refused_for_want_of_its_set_is_served_when_that_comes() {
     let images = Images::new();

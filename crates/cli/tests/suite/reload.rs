@@ -1,11 +1,12 @@
-//! What a reload takes up, and what it leaves as it is: it says so of each key, and what changes that.
+//! What a reload applies, and what it leaves unchanged: for each key left unchanged it says so, and
+//! what applies it.
 
 use crate::common::{Daemon, Images, ask, bcached, done, json};
 use rustix::process::Signal;
 
 const MIB: u64 = 1 << 20;
 
-/// Somebody changed a device, reloaded, read "reloaded", and served the old one.
+/// A regression: after a change of a device, the daemon said "reloaded" and served the old one.
 #[test]
 fn a_reload_says_what_it_leaves_as_it_is() {
     let images = Images::new();
@@ -43,12 +44,12 @@ fn a_reload_says_what_it_leaves_as_it_is() {
         assert!(log.contains(&told), "{told}\n{log}");
     }
     assert_eq!(log.matches("event=reload-kept").count(), 11, "{log}");
-    // The rest holds.
+    // The rest is in force.
     assert_eq!(done(&daemon, &["get", "media", "writeback_percent"]), "20\n");
     let stop = json(&done(&daemon, &["stop", "--dry-run", "--json"]));
     assert_eq!(stop["stop_timeout_seconds"].as_u64(), Some(7), "{stop}");
     assert_eq!(daemon.status()["volumes"][0]["backing"], serde_json::json!(tank));
-    // What was told is true for whoever asks later.
+    // What was logged is also what `config diff` shows later.
     let differs = ask(&daemon, &["config", "diff"]);
     assert!(
         differs.out.contains("daemon.memory: 256M runs, the files say 300M (the next start)"),
@@ -58,8 +59,9 @@ fn a_reload_says_what_it_leaves_as_it_is() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// Who added a volume had what was not reloaded yet half taken over: other memory for nodes than for requests, nothing told by `config diff`, options of
-/// other volumes, but not their cache modes.
+/// A regression: adding a volume applied pending changes of the files in part: memory for nodes but
+/// not for requests, options of other volumes but not their cache modes. `config diff` showed
+/// nothing.
 #[test]
 fn a_volume_that_is_added_has_the_files_read_whole() {
     let images = Images::new();
@@ -80,14 +82,14 @@ fn a_volume_that_is_added_has_the_files_read_whole() {
     assert_eq!(differs(), memory);
     let stop = json(&done(&daemon, &["stop", "--dry-run", "--json"]));
     assert_eq!(stop["stop_timeout_seconds"].as_u64(), Some(7), "{stop}");
-    // The superblock says so, too.
+    // The superblock has the mode, too.
     assert_eq!(daemon.stop().0, 0);
     let shown = json(&bcached(&["show", "--json", &tank]).out);
     assert_eq!(shown["backing"]["cache_mode"].as_str(), Some("writeback"), "{shown}");
 }
 
-/// A section was taken for one of a volume that lives in the cache alone and has its name: it was not served, nobody was told, and what it said of options
-/// held for that.
+/// A regression: a section was taken for that of a volume of the same name in the cache alone. The
+/// section's volume was not served, silently, and its options were applied to the other one.
 #[test]
 fn a_section_is_not_of_what_has_its_name_in_a_cache_alone() {
     let images = Images::new();

@@ -1,4 +1,5 @@
-//! Whoever has heard no answer asks again: what is so already ends with 0, and nothing that is kept gets lost by asking twice.
+//! A client that got no answer repeats its command: what is done already succeeds with exit status
+//! 0, and nothing stored is lost by repeating.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use crate::common::{self, Daemon, Images, Ran, ask, bcached, done};
@@ -6,7 +7,8 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 
 const BACKING_BYTES: u64 = 16 << 20;
 
-/// A daemon with the caches `fast` and `spare` and the volume `tank`, and a device `pond` for another.
+/// Starts a daemon with the caches `fast` and `spare` and the volume `tank`; makes a device `pond`
+/// for another volume.
 fn site() -> (Images, Daemon) {
     let images = Images::new();
     let (fast, tank) = images.pair(64 << 20, BACKING_BYTES);
@@ -22,7 +24,7 @@ fn site() -> (Images, Daemon) {
     (images, daemon)
 }
 
-/// Six at once.
+/// Runs six at once.
 fn many(daemon: &Daemon, words: &[&str]) -> Vec<Ran> {
     std::thread::scope(|scope| {
         let all: Vec<_> = (0..6).map(|_| scope.spawn(|| ask(daemon, words))).collect();
@@ -30,7 +32,8 @@ fn many(daemon: &Daemon, words: &[&str]) -> Vec<Ran> {
     })
 }
 
-/// Every command that changes something, in an order in which each has something to do; what the second says, in part.
+/// Every command that changes something, in an order in which each has something to do, with a part
+/// of the output of its second run.
 #[test]
 fn every_changing_command_can_be_repeated() {
     let (images, daemon) = site();
@@ -82,7 +85,7 @@ fn what_commands_have_added_is_kept_when_it_is_removed() {
     }
     assert_eq!(daemon.stop().0, 0);
 
-    // Asked once more by the next daemon, which has never served it.
+    // Repeated on the next daemon, which has never served it.
     let daemon = Daemon::configured(&images);
     assert_eq!(done(&daemon, &["remove", "pond"]), "pond: it is removed already\n");
     for words in [&["flush", "pond"][..], &["grow", "pond"], &["attach", "pond"], &["get", "pond"]] {
@@ -99,7 +102,8 @@ fn what_commands_have_added_is_kept_when_it_is_removed() {
     let kept = images.kept();
     assert!(kept.contains("cache = \"spare\"") && !kept.contains("served"), "{kept}");
 
-    // Its device under another name, and its name for another device: nothing of the one is said of the other.
+    // Its device under another name, and its name for another device: options of one do not apply
+    // to the other.
     done(&daemon, &["remove", "pond"]);
     done(&daemon, &["add", "brook", "--backing", &pond]);
     assert!(!images.kept().contains("pond]"), "{}", images.kept());
@@ -112,8 +116,7 @@ fn what_commands_have_added_is_kept_when_it_is_removed() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// `remove` once more must not go to another volume that has the name as its label.
-/// It could not be served, and what was wrong with its device is right by now.
+/// The volume could not be served, and its device has been repaired by now.
 #[test]
 fn add_looks_again_at_what_could_not_be_served() {
     let (images, daemon) = site();
@@ -134,6 +137,7 @@ fn add_looks_again_at_what_could_not_be_served() {
     assert_eq!(daemon.stop().0, 0);
 }
 
+/// A repeated `remove` must not remove another volume that has the name as its label.
 #[test]
 fn a_name_that_was_removed_is_no_label_for_the_next_daemon() {
     let (images, daemon) = site();
@@ -152,7 +156,7 @@ fn a_name_that_was_removed_is_no_label_for_the_next_daemon() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// A configuration in a repository, linked from where it is read: the links stay.
+/// A configuration in a repository, linked from where it is read: the links are kept.
 #[test]
 fn files_behind_links_are_replaced_where_they_are() {
     let images = Images::new();

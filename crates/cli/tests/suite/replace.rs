@@ -1,5 +1,5 @@
-//! `bcached replace`, as processes: a cache becomes another device under its clients, whatever happens in between, and what is dirty in
-//! one that is dead keeps it from being replaced.
+//! `bcached replace`, as processes: a cache moves to another device under its clients, whatever
+//! happens in between. Dirty data in a dead cache keeps it from being replaced.
 
 use crate::common::{
     self, Daemon, Images, Locked, ask, bcached, bytes, content, done, fill, json, pattern, refused, requires,
@@ -9,12 +9,12 @@ use std::io::{BufRead as _, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 const CACHE_BYTES: u64 = 36 << 20;
-/// Longer than a cache: what lies behind that can be kept from being written, and nothing else.
+/// Longer than a cache: writes past a cache's size can be made to fail without any other effect.
 const BACKING_BYTES: u64 = 64 << 20;
 const DATA_BYTES: usize = 2 << 20;
 const VOLUMES: [&str; 2] = ["media", "pond"];
 
-/// A cache with two volumes in mode writeback, and a blank device.
+/// A cache with two volumes in writeback mode, and a blank device.
 struct Site {
     images: Images,
     old: String,
@@ -27,7 +27,7 @@ impl Site {
         let old = images.blank("old", CACHE_BYTES);
         let new = images.blank("new", CACHE_BYTES);
         assert_eq!(bcached(&["make", "-b", "64k", "-C", &old]).exit, 0);
-        // On a machine under load the device would be congested, and what is to be dirty there would pass it by.
+        // On a loaded machine the device would be congested, and writes would bypass it.
         let mut text =
             format!("version = 1\n[cache.fast]\ndevice = {old:?}\ncongested_write_threshold_us = 0\n");
         for volume in VOLUMES {
@@ -61,7 +61,7 @@ impl Site {
         }
     }
 
-    /// Something of one volume cannot be written back: its device takes nothing there.
+    /// Some data of one volume cannot be written back: its device fails writes there.
     fn hold_back(&self, daemon: &Daemon, seed: u8) {
         let write = format!("write -P {seed} 60M 64k");
         let ran = common::run(tool("qemu-io").args(["-f", "raw", "-c", &write, &daemon.uri("media")]));
@@ -69,7 +69,7 @@ impl Site {
         daemon.fail_writes_beyond(40 << 20);
     }
 
-    /// Nothing of the old device is used any more: it is blank from now on.
+    /// Nothing on the old device is used any more: it is blank from now on.
     fn old_is_gone(&self) {
         std::fs::write(&self.old, vec![0; 1 << 20]).expect("a file");
     }
@@ -115,7 +115,7 @@ fn caches(daemon: &Daemon) -> Vec<(String, String)> {
     caches.iter().map(|cache| (text(&cache["name"]), text(&cache["device"]))).collect()
 }
 
-/// The old SSD wears out: all of it goes to a new one, and clients notice nothing.
+/// The old SSD wears out: everything moves to a new one, and clients notice nothing.
 #[test]
 fn a_cache_is_replaced_under_its_clients() {
     if !requires("nbdcopy") || !requires("qemu-io") {
@@ -127,7 +127,7 @@ fn a_cache_is_replaced_under_its_clients() {
     let mut client = Client::connect(&daemon, "media");
     client.ask("write -P 7 4M 64k", "wrote 65536/65536");
     let planned = done(&daemon, &["replace", "fast", "--with", &site.new, "--dry-run"]);
-    // Some of the 4 MiB may have been, by now.
+    // Some of the 4 MiB may have been written back by now.
     assert!(
         planned.starts_with("fast: ") && planned.contains(" MiB would be written back, then"),
         "{planned}"
@@ -145,7 +145,8 @@ fn a_cache_is_replaced_under_its_clients() {
     let again = json(&done(&daemon, &["replace", "fast", "--with", &site.new, "--json"]));
     assert_eq!(again["already"].as_bool(), Some(true), "{again}");
     client.leave();
-    // What is not in use any more can be had by others: the empty set that it still is, and a blank device.
+    // What is no longer in use is free for other programs: the empty set that the old device still
+    // is, and then a blank device.
     let left = bcached(&["check", &site.old]);
     assert!(left.exit == 0 && !left.out.contains("dirty of"), "{left:?}");
     site.old_is_gone();
@@ -159,7 +160,8 @@ fn a_cache_is_replaced_under_its_clients() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// Whatever ends the daemon in the middle, the next one serves every volume from where it is and goes on.
+/// If the daemon is killed in the middle, the next one serves every volume from where it is, and
+/// continues the replacement.
 #[test]
 fn a_replacement_goes_on_after_a_kill_and_can_be_cancelled() {
     if !requires("nbdcopy") || !requires("qemu-io") {
@@ -178,7 +180,7 @@ fn a_replacement_goes_on_after_a_kill_and_can_be_cancelled() {
     );
     let third = site.images.blank("third", CACHE_BYTES);
     refused(&daemon, &["replace", "fast", "--with", &third], 3, "on their way to");
-    // Volumes begin to leave when the new one is open.
+    // Volumes begin to leave when the new cache is open.
     daemon.wait_for("media leaves", |status| {
         status["jobs"].as_array().is_some_and(|jobs| jobs.iter().any(|job| job["volume"] == "media"))
     });
@@ -196,7 +198,7 @@ fn a_replacement_goes_on_after_a_kill_and_can_be_cancelled() {
     site.expect(&daemon);
     assert!(!site.kept().contains("former"), "{}", site.kept());
 
-    // What was given up is not begun again by itself; the same command does the rest.
+    // A cancelled replacement is not resumed automatically; the same command completes it.
     site.hold_back(&daemon, 8);
     let begun = json(&done(&daemon, &["replace", "fast", "--with", &third, "--no-wait", "--json"]));
     let cancelled = done(&daemon, &["cancel", &begun["id"].to_string()]);
@@ -218,7 +220,8 @@ fn a_replacement_goes_on_after_a_kill_and_can_be_cancelled() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// The old one is dead. Nothing is lost of volumes whose data is all on their devices; what would be lost is refused.
+/// The old cache is dead. Clean volumes lose nothing; a replacement that would lose data is
+/// refused.
 #[test]
 fn a_dead_cache_is_replaced_if_nothing_was_dirty_in_it() {
     if !requires("nbdcopy") {
@@ -256,7 +259,7 @@ fn a_dead_cache_is_replaced_if_nothing_was_dirty_in_it() {
         done(&daemon, &["wait", volume, "--for", "served", "--timeout", "30s"]);
     }
     site.expect(&daemon);
-    // Until the new one is open they are served without a cache.
+    // Until the new cache is open they are served without one.
     daemon.wait_for("they come to it", |status| {
         let volumes = status["volumes"].as_array().expect("volumes");
         volumes.iter().all(|volume| volume["cache"] == "fast")
@@ -265,7 +268,7 @@ fn a_dead_cache_is_replaced_if_nothing_was_dirty_in_it() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// What is refused has changed nothing.
+/// Refused commands change nothing.
 #[test]
 fn what_cannot_be_replaced_is_refused() {
     let site = Site::new();
@@ -298,7 +301,7 @@ fn what_cannot_be_replaced_is_refused() {
         "{}",
         site.kept()
     );
-    // A cache that was made with a geometry of one's own is taken as it is.
+    // A cache made with a custom geometry is used unchanged.
     assert_eq!(bcached(&["make", "-b", "32k", "-C", &site.new]).exit, 0);
     let set = json(&bcached(&["show", "--json", &site.new]).out);
     done(&daemon, &["replace", "fast", "--with", &site.new]);
@@ -308,7 +311,8 @@ fn what_cannot_be_replaced_is_refused() {
     assert_eq!(exit, 0, "{log}");
 }
 
-/// What was in it and has left says so, or says nothing of it: both go on with the new one.
+/// A volume that has left the dead cache is marked so, or has no mark at all: both join the new
+/// one.
 #[test]
 fn a_volume_that_has_left_a_dead_cache_comes_to_the_new_one() {
     let site = Site::new();
@@ -326,7 +330,8 @@ fn a_volume_that_has_left_a_dead_cache_comes_to_the_new_one() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// With several caches, what is in one is told by no section: whatever is dirty somewhere keeps it.
+/// With several caches no section says what is in which one: any dirty volume keeps the dead cache
+/// from being replaced.
 #[test]
 fn a_dead_cache_is_not_replaced_while_anything_may_be_dirty_in_it() {
     if !requires("nbdcopy") {
@@ -355,7 +360,7 @@ fn a_dead_cache_is_not_replaced_while_anything_may_be_dirty_in_it() {
         assert_eq!(daemon.stop().0, 0);
     }
 
-    // Clean, and of no cache that is named: nobody would serve it afterwards.
+    // Clean, and of no named cache: it would not be served afterwards.
     std::fs::write(&site.old, keep).expect("a file");
     std::fs::write(&path, &one).expect("a file");
     let daemon = site.start();
@@ -369,7 +374,7 @@ fn a_dead_cache_is_not_replaced_while_anything_may_be_dirty_in_it() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// The device is written when all else has been judged.
+/// The device is written only after all else has been checked.
 #[test]
 fn a_refused_replacement_leaves_the_new_device_as_it_is() {
     let site = Site::new();
@@ -390,7 +395,7 @@ fn a_refused_replacement_leaves_the_new_device_as_it_is() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// While there are several caches, a volume that belongs to none for a moment is known by its section.
+/// With several caches, a volume that briefly belongs to none is identified by its section.
 #[test]
 fn volumes_that_name_no_cache_are_named_before_they_leave() {
     let site = Site::new();
@@ -407,8 +412,9 @@ fn volumes_that_name_no_cache_are_named_before_they_leave() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// The old one fails in the middle, with data that nothing else has: no other set may be given the volume, or nobody would serve it. It
-/// stays, the job says why, and it goes when the old one is back.
+/// The old cache fails during the replacement, with data that exists nowhere else. The volume must
+/// not be given to another set, or it could not be served. It stays, the job says why, and it moves
+/// when the old cache works again.
 #[test]
 fn a_volume_with_dirty_data_stays_with_a_former_cache_that_has_failed() {
     if !requires("nbdcopy") || !requires("qemu-io") {
@@ -430,7 +436,7 @@ fn a_volume_with_dirty_data_stays_with_a_former_cache_that_has_failed() {
     });
     daemon.kill();
 
-    // It goes on when the new one can be had, and until then the old one serves.
+    // The replacement continues when the new device is available; until then the old one serves.
     let new = Locked::new(&site.new);
     let daemon = site.start();
     daemon.wait_for("it is served", |status| volume(status, "media")["state"] == "served");
@@ -466,7 +472,8 @@ fn a_volume_with_dirty_data_stays_with_a_former_cache_that_has_failed() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// It said that it was done before a volume had come to the new device: whoever went by that stopped the daemon, or took the disk away.
+/// A regression: the job reported success before a volume had joined the new device. Users who
+/// relied on that stopped the daemon, or removed the disk.
 #[test]
 fn a_dead_cache_is_replaced_when_its_volumes_are_on_the_new_device() {
     if !requires("nbdcopy") {
@@ -499,7 +506,8 @@ fn a_dead_cache_is_replaced_when_its_volumes_are_on_the_new_device() {
     assert_eq!(again["already"].as_bool(), Some(true), "{again}");
     assert_eq!(daemon.stop().0, 0);
 
-    // A stop before that is no end of it: the next start goes on, and the same command waits for it.
+    // A stop before that does not end it: the next start continues, and the same command waits for
+    // it.
     std::fs::remove_file(&site.new).expect("ours");
     let third = site.images.blank("third", CACHE_BYTES);
     let daemon = site.start();
@@ -515,7 +523,7 @@ fn a_dead_cache_is_replaced_when_its_volumes_are_on_the_new_device() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// What it waits for is said, and nobody has to.
+/// The command says what it waits for, and can be given up.
 #[test]
 fn who_waits_for_volumes_of_a_dead_cache_learns_for_which_and_can_give_it_up() {
     let site = Site::new();
@@ -549,7 +557,8 @@ fn who_waits_for_volumes_of_a_dead_cache_learns_for_which_and_can_give_it_up() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// It waited, and then said of a cache that had never been another device that not all of its volumes were on "that".
+/// A regression: for a cache that always had this device, the command waited, and then said that
+/// not all of its volumes were on "that".
 #[test]
 fn a_device_that_the_cache_always_had_is_not_waited_for() {
     let site = Site::new();
@@ -568,7 +577,8 @@ fn a_device_that_the_cache_always_had_is_not_waited_for() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// Each new device was called too small, whatever its size, where the old one had buckets of less than 32 KiB.
+/// A regression: if the old cache had buckets of less than 32 KiB, each new device was called too
+/// small, whatever its size.
 #[test]
 fn a_cache_of_small_buckets_is_replaced_by_another() {
     let images = Images::new();

@@ -1,8 +1,9 @@
-//! A cache so large that its index takes time to read keeps buckets for the next start, which serves while it reads.
+//! A cache whose index takes time to read reserves buckets for the next start, which serves while
+//! it reads.
 
 use crate::common::{Daemon, Images, bcached, content, fill, pattern, requires};
 
-/// Of 32 KiB: one in 256 of them is enough to start from.
+/// Buckets of 32 KiB: one in 256 of them is enough to start from.
 const BUCKETS: u64 = 24_000;
 const DATA: usize = 3 << 20;
 
@@ -27,7 +28,7 @@ fn a_large_cache_is_served_after_each_kill_with_all_that_it_held() {
             );
         }
         fill(&images, &daemon, "tank", &pattern(DATA, start));
-        // It is full again before long, whatever this start has used of it.
+        // The reserve is soon full again, whatever this start has used of it.
         daemon.wait_for("a full reserve", |_| reserve(&daemon) == Some(BUCKETS / 256));
         assert_eq!(daemon.status()["caches"][0]["walked_percent"], 100);
         daemon.kill();

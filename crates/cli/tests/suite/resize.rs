@@ -1,5 +1,5 @@
-//! Volumes that become larger and smaller, as processes: nothing of them is lost, a size that was asked for stays over restarts, and what
-//! is refused has changed nothing.
+//! Volumes that grow and shrink, as processes: they lose no data, a requested size persists over
+//! restarts, and refused commands change nothing.
 
 use crate::common::{
     self, Daemon, Images, bcached, content, done, fill, json, pattern, refused, requires, tool,
@@ -12,7 +12,7 @@ const MIB: u64 = 1 << 20;
 /// Where a volume's data begins.
 const OFFSET: u64 = 8192;
 
-/// A cache and a volume of 20 MiB in mode writeback, of which nothing is written back by itself.
+/// A cache and a volume of 20 MiB in writeback mode, without automatic write-back.
 struct Site {
     images: Images,
     fast: String,
@@ -28,7 +28,7 @@ impl Site {
         site
     }
 
-    /// The section of the volume `media` says this, too.
+    /// Configures the site, with `more` in the section of the volume `media`.
     fn configure(&self, more: &str) {
         let text = format!(
             "version = 1\n[cache.fast]\ndevice = {:?}\n[volume.media]\nbacking = {:?}\nwriteback_running = false\nsequential_cutoff = 0\n{more}",
@@ -50,14 +50,15 @@ impl Site {
         device.set_len(OFFSET + volume_bytes).expect("resized");
     }
 
-    /// Fills the volume from its start on with bytes that tell their place.
+    /// Fills the volume from its start with bytes that depend on their position.
     fn write(&self, daemon: &Daemon, bytes: u64, seed: u8) -> Vec<u8> {
         let data = pattern(usize::try_from(bytes).expect("small"), seed);
         fill(&self.images, daemon, "media", &data);
         data
     }
 
-    /// Writes a little near the end, which no rule sends past the cache however slow the machine is; `data` is what all of it holds then.
+    /// Writes a little near the end, which no rule makes bypass the cache, however slow the machine
+    /// is. Updates `data`, the content of the whole volume.
     fn write_behind(&self, daemon: &Daemon, data: &mut [u8]) {
         let ran = common::run(tool("qemu-io").args([
             "-f",
@@ -73,7 +74,7 @@ impl Site {
         data[start..start + (64 << 10)].fill(7);
     }
 
-    /// All of the volume, as a client sees it.
+    /// Returns all of the volume, as a client reads it.
     fn read(&self, daemon: &Daemon) -> Vec<u8> {
         content(&self.images, daemon, "media")
     }
@@ -96,7 +97,7 @@ fn a_device_that_has_grown_is_taken_up_while_it_is_served() {
     let daemon = site.start();
     let before = site.write(&daemon, 20 * MIB, 1);
     assert_eq!(done(&daemon, &["grow", "media"]), "media: it is 20 MiB large already\n");
-    // Its end is not a whole block.
+    // Its end is not on a block boundary.
     site.resize_device(24 * MIB + 1024);
     assert_eq!(
         done(&daemon, &["grow", "media", "--dry-run"]),
@@ -124,7 +125,8 @@ fn a_device_that_has_grown_is_taken_up_while_it_is_served() {
     assert!(site.read(&daemon)[..after.len()] == after[..]);
 }
 
-/// The size that was asked for stays: over the cut of the device, which may come while the volume is served, and over restarts before it.
+/// The requested size persists: over the truncation of the device, which may happen while the
+/// volume is served, and over restarts before it.
 #[test]
 fn a_volume_that_has_shrunk_stays_so_until_it_grows() {
     if !requires("nbdcopy") || !requires("qemu-io") {
@@ -140,7 +142,7 @@ fn a_volume_that_has_shrunk_stays_so_until_it_grows() {
         planned.ends_with(" behind 12 MiB would be written back, then it would be 12 MiB large\n"),
         "{planned}"
     );
-    // Under load some of it may have gone past the cache.
+    // Under load some of it may have bypassed the cache.
     let behind = json(&done(&daemon, &[&dry[..], &["--json"]].concat()))["dirty_bytes_at_start"].as_u64();
     let dirty = volume(&daemon)["dirty_bytes"].as_u64();
     let (behind, dirty) = (behind.expect("a number"), dirty.expect("a number"));
@@ -178,8 +180,8 @@ fn a_volume_that_has_shrunk_stays_so_until_it_grows() {
     assert_eq!(check.exit, 0, "{check:?}");
 }
 
-/// While its device takes no data a shrink does not come to an end. A kill in the middle, and a start, and it goes on; cancelled it
-/// leaves all as it was.
+/// While its device fails writes, a shrink does not end. It continues after a kill and a start;
+/// cancelled, it leaves everything as it was.
 #[test]
 fn a_shrink_goes_on_after_a_kill_and_can_be_cancelled() {
     if !requires("nbdcopy") || !requires("qemu-io") {
@@ -246,7 +248,8 @@ fn what_cannot_be_resized_is_refused_in_a_sentence() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// Who is connected keeps the size that he was told, so nothing is taken from him; a device that grew is his when he connects again.
+/// A connected client keeps the size that it was told, so the volume does not shrink. After the
+/// device has grown, the client gets the new size when it reconnects.
 #[test]
 fn a_volume_in_use_grows_and_does_not_shrink() {
     if !requires("qemu-io") || !requires("nbdinfo") {
@@ -273,7 +276,7 @@ fn a_volume_in_use_grows_and_does_not_shrink() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// `size` in a file of somebody's own limits a volume, and `grow` does not go beyond it.
+/// `size` in a user's own file limits a volume, and `grow` does not exceed it.
 #[test]
 fn a_size_in_the_configuration_is_a_limit() {
     let site = Site::new();
@@ -283,9 +286,10 @@ fn a_size_in_the_configuration_is_a_limit() {
     let told = "media: it is 8 MiB large already\nmedia: the configuration says `size = \"8M\"`, and the device has room for 20 MiB\n";
     assert_eq!(done(&daemon, &["grow", "media"]), told);
     assert_eq!(daemon.stop().0, 0);
-    // It was kept as if it had been set, and what its user wrote there later was nothing.
+    // A regression: it was stored as if by `set`, and later changes in the user's file had no
+    // effect.
     assert!(!site.images.path("config.d/99-set.toml").exists(), "{}", site.kept());
-    // One that is no whole blocks was no limit at all.
+    // A regression: a size that is not a multiple of the block size was no limit at all.
     site.configure("size = \"12289k\"\n");
     let daemon = site.start();
     assert_eq!(size(&daemon), 12 * MIB);
@@ -293,7 +297,8 @@ fn a_size_in_the_configuration_is_a_limit() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// Its size is in the cache: no device says it, and what lies behind the end is nowhere else.
+/// Its size is stored in the cache: no device determines it, and data past the new end exists
+/// nowhere else.
 #[test]
 fn a_volume_in_the_cache_alone_gets_another_size() {
     if !requires("nbdcopy") || !requires("nbdinfo") {
@@ -363,8 +368,8 @@ fn a_volume_in_the_cache_alone_gets_another_size() {
     assert!(checked.contains(" 2 volumes, 0 B dirty, 4 MiB of volumes that live here alone\n"), "{checked}");
 }
 
-/// Who thinks better of it before the first of the data is given up has lost nothing; until then who connects is told of the smaller size, and
-/// nobody can want a third one.
+/// A shrink cancelled before the first data is given up loses nothing. Until then new clients are
+/// told the smaller size, and a request for a third size is refused.
 #[test]
 fn a_shrink_that_loses_data_can_be_cancelled() {
     if !requires("nbdcopy") || !requires("nbdinfo") || !requires("mkfifo") {
@@ -379,7 +384,7 @@ fn a_shrink_that_loses_data_can_be_cancelled() {
     let list = site.images.path("list.json");
     let name = list.to_str().expect("text");
     let words = ["shrink", "scratch", "--size", "4M", "--accept-loss", "2M", "--lost-ranges", name];
-    // It is written under this name first: whoever opens that waits for a reader.
+    // The list is written under this name first. Opening this pipe blocks until there is a reader.
     let pipe = site.images.path("list.new");
     assert_eq!(common::run(tool("mkfifo").arg(&pipe)).exit, 0);
     let job = json(&done(&daemon, &[&words[..], &["--no-wait", "--json"]].concat()));

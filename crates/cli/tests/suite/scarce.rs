@@ -1,4 +1,5 @@
-//! A daemon that may have few of what the system gives: it says so before it says that it is ready, or goes on with what it has.
+//! A daemon with few system resources reports that before it reports ready, or continues with what
+//! it has.
 
 use crate::common::{Daemon, Images, done, limited, run};
 use std::os::unix::net::UnixStream;
@@ -14,7 +15,7 @@ fn configured(images: &Images) -> Command {
     Daemon::command(images, "run", &["--config", config.to_str().expect("text")])
 }
 
-/// It was ready, and nobody could connect.
+/// A regression: the daemon was ready, but no client could connect.
 #[test]
 fn a_daemon_that_may_open_too_few_files_does_not_start() {
     let images = Images::new();
@@ -27,7 +28,7 @@ fn a_daemon_that_may_open_too_few_files_does_not_start() {
     );
 }
 
-/// A soft limit is only a default: what may be had is taken.
+/// A soft limit is only a default: it is raised as far as possible.
 #[test]
 fn a_low_soft_limit_is_raised() {
     let images = Images::new();
@@ -41,7 +42,7 @@ fn a_low_soft_limit_is_raised() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// Clients of NBD took all that there were, and no command was answered any more.
+/// A regression: NBD clients took all descriptors, and commands were not answered any more.
 #[test]
 fn who_connects_leaves_some_for_commands() {
     let images = Images::new();
@@ -58,8 +59,9 @@ fn who_connects_leaves_some_for_commands() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// Under a limit of processes (`TasksMax=`, a container's) each command was told that no daemon answers. A limit of memory is met by a
-/// thread's stack first, and holds for every user.
+/// A regression: under a limit of processes (`TasksMax=`, a container's) each command failed
+/// because no daemon answered. The test limits memory instead, which a thread's stack exceeds
+/// first, and which applies to every user.
 #[test]
 fn commands_are_answered_where_there_are_no_more_threads() {
     use rustix::process::{Resource, Rlimit, prlimit};

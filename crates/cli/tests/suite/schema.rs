@@ -1,22 +1,23 @@
-//! Every JSON output against the list of what stands in it, both ways: what is printed is listed with its type, and what is listed is
-//! printed. With `BCACHED_LIST_SCHEMAS=FILE` the list as it would have to be is written there.
+//! Compares every JSON output with the program's list of fields, both ways: what is printed is
+//! listed with its type, and what is listed is printed. With `BCACHED_LIST_SCHEMAS=FILE` the
+//! corrected list is written to that file.
 
 use crate::common::{self, Daemon, Images, ask, bcached, json, requires, tool};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The list that the program has.
+/// The program's list.
 const LISTED: &str =
     concat!(include_str!("../../src/schemas/offline.txt"), include_str!("../../src/schemas/daemon.txt"));
 
-/// Objects whose keys are names of their own: of windows of time, reasons, ways, fields.
+/// Objects whose keys are names: of time windows, reasons, ways, fields.
 const MAPS: &[&str] = &["fields", "windows", "bypassed", "latency", "labels"];
 
-/// What was printed under one schema's name: each value's fields.
+/// What was printed under one schema's name: the fields of each value.
 #[derive(Default)]
 struct Printed {
     version: u64,
-    /// Types by path; how often the path, and the object that it is in, were there.
+    /// The types by path, and how often the path, and the object that contains it, appeared.
     fields: BTreeMap<String, (BTreeSet<&'static str>, u64)>,
     objects: BTreeMap<String, u64>,
 }
@@ -25,7 +26,7 @@ struct Printed {
 struct All(BTreeMap<String, Printed>);
 
 impl All {
-    /// Takes an output apart.
+    /// Records the fields of an output.
     #[track_caller]
     fn take(&mut self, text: &str) -> Value {
         let value = json(text);
@@ -80,7 +81,7 @@ impl Printed {
         }
     }
 
-    /// The lines of the list: leaves only, with `?` where something was absent.
+    /// Returns the lines of the list: leaves only, with `?` if one was absent at least once.
     fn lines(&self) -> BTreeMap<String, String> {
         let leaf = |path: &String| {
             !self
@@ -118,7 +119,8 @@ impl Printed {
     }
 }
 
-/// The program's list: by schema, its version, and by path the types, whether it may be absent, and whether it is shown by no test.
+/// The program's list of one schema: its version, and by path the types, whether the field may be
+/// absent, and whether no test prints it.
 struct Known {
     version: u64,
     fields: BTreeMap<String, (BTreeSet<String>, bool)>,
@@ -172,7 +174,7 @@ fn known() -> BTreeMap<String, Known> {
                 within.is_empty() && ["schema", "schema_version", "bcached"].contains(&there.as_str());
             rest.filter(|_| !is_envelope).map(|rest| format!("{path}.{rest}"))
         };
-        // What is there is looked at where it is its own.
+        // The fields referred to are checked where they are listed themselves.
         let fields: Vec<_> = of
             .fields
             .iter()
@@ -186,7 +188,7 @@ fn known() -> BTreeMap<String, Known> {
     all
 }
 
-/// What is wrong with the list, if these were all outputs.
+/// Returns what is wrong with the list, if these were all outputs.
 fn compare(all: &All) -> Vec<String> {
     let known = known();
     let mut wrong = Vec::new();
@@ -300,7 +302,7 @@ fn print_everything(all: &mut All) {
     lost(all, &images, &fast);
 }
 
-/// What looks at devices.
+/// Runs the commands that look at devices.
 fn offline(all: &mut All, images: &Images, devices: &[&String]) {
     let [fast, tank, pond, blank] = devices else { unreachable!("four") };
     for device in [fast, tank, pond] {
@@ -335,7 +337,7 @@ fn while_it_runs(all: &mut All, images: &Images, daemon: &Daemon) {
     std::fs::write(&data, vec![7; 2 << 20]).expect("a file");
     let copied = common::run(tool("nbdcopy").arg("--flush").arg(&data).arg(daemon.uri("media")));
     assert_eq!(copied.exit, 0, "{copied:?}");
-    // Nobody has asked for it, so it is not cached.
+    // This offset was never read, so it is not cached.
     all.take(&ask(daemon, &["explain", "media", "19M", "--json"]).out);
     all.take(&ask(daemon, &["metrics", "--json"]).out);
     let read = common::run(tool("nbdcopy").arg(daemon.uri("media")).arg(images.path("found")));
@@ -375,7 +377,7 @@ fn while_it_runs(all: &mut All, images: &Images, daemon: &Daemon) {
     all.take(&ask(daemon, &["top", "--json"]).out);
 }
 
-/// The list of what is lost with a volume.
+/// Produces the list of the data lost with a volume.
 fn lost(all: &mut All, images: &Images, fast: &str) {
     let config = images.path("config.toml");
     std::fs::write(&config, format!("version = 1\n[cache.fast]\ndevice = {fast:?}\n")).expect("a file");

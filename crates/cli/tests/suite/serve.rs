@@ -1,5 +1,5 @@
-//! `bcached serve` as a process: what is written over NBD comes back, after a stop and after a crash; what it says;
-//! what it refuses.
+//! `bcached serve` as a process: data written over NBD is read back after a stop and after a crash;
+//! the daemon's messages; its refusals.
 
 use crate::common::{self, Daemon, Images, bcached, bytes, json, patch, requires, reseal, run, tool};
 use rustix::process::Signal;
@@ -8,7 +8,7 @@ use std::path::Path;
 const CACHE_BYTES: u64 = 36 << 20;
 const BACKING_BYTES: u64 = 20 << 20;
 
-/// A set in writeback mode: cache, backing device.
+/// Makes a set in writeback mode: a cache and a backing device.
 fn set(images: &Images) -> (String, String) {
     let (cache, backing) = (images.blank("cache", CACHE_BYTES), images.blank("backing", BACKING_BYTES));
     let made =
@@ -22,7 +22,7 @@ fn copy(from: &str, to: &str) {
     assert_eq!(copied.exit, 0, "{copied:?}");
 }
 
-/// Bytes that differ from sector to sector.
+/// Returns bytes that differ from sector to sector.
 fn pattern(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed;
     let mut next = || {
@@ -114,7 +114,8 @@ fn a_cache_is_overwritten_only_if_nothing_dirty_is_in_it() {
 
     let daemon = Daemon::start(&images, &devices);
     let data = images.path("data");
-    // Less than a tenth of the cache: write-back leaves some of it for as long as somebody works; how much depends on the time.
+    // Less than a tenth of the cache: write-back leaves some of it while a client is active; how
+    // much depends on the time.
     std::fs::write(&data, pattern(9, 1 << 20)).expect("data");
     copy(data.to_str().expect("text"), &daemon.uri("tank"));
     let (exit, log) = daemon.stop();
@@ -153,7 +154,7 @@ fn the_journal_gets_priorities_and_a_gone_reader_stops_nothing() {
     rustix::process::kill_process(id, Signal::TERM).expect("signals");
     assert_eq!(child.wait().expect("ends").code(), Some(0));
     let log = std::fs::read_to_string(log).expect("a log");
-    // Where this process may not do more, it says that it cannot be kept from the OOM killer.
+    // An unprivileged process warns that it cannot be protected from the OOM killer.
     let is_warning = |line: &&str| {
         ["event=notes-on-disk", "event=oom-not-protected"].iter().any(|event| line.contains(event))
     };
@@ -162,7 +163,8 @@ fn the_journal_gets_priorities_and_a_gone_reader_stops_nothing() {
     assert!(log.contains("<6>ready [event=ready]"), "{log}");
 }
 
-/// A misspelt level would name a part of the program, which alone would be logged.
+/// A misspelt level would be taken for the name of a part of the program, and only that part would
+/// be logged.
 #[test]
 fn what_is_to_be_logged_is_understood_or_told() {
     let images = Images::new();
@@ -193,7 +195,7 @@ fn a_served_device_belongs_to_its_daemon() {
     for words in words {
         let ran = bcached(words);
         assert_eq!(ran.exit, 3, "{words:?}: {ran:?}");
-        // The line of its device has it.
+        // The line of its device reports it.
         let told = if words[0] == "doctor" { &ran.out } else { &ran.err };
         assert!(told.contains("(bcached)"), "the holder is named: {words:?}: {ran:?}");
     }
@@ -203,7 +205,8 @@ fn a_served_device_belongs_to_its_daemon() {
     assert_eq!(daemon.status()["state"], "ready", "it was not disturbed");
 }
 
-/// `bcached serve` with `words`: exit status and sentence, and `images` unchanged.
+/// `bcached serve` with `words` fails with this exit status and sentence, and leaves the files in
+/// `unchanged` as they are.
 fn refuses(words: &[&str], unchanged: &[&str], exit: i32, sentence: &str) {
     let before: Vec<_> = unchanged.iter().map(bytes).collect();
     let folder = tempfile::tempdir().expect("a folder");
@@ -271,7 +274,8 @@ fn a_backing_device_of_another_set_is_refused() {
     let (_, backing) = set(&images);
     let other = images.blank("other", CACHE_BYTES);
     assert_eq!(bcached(&["make", "-b", "64k", "-C", &other]).exit, 0);
-    // Started once, so that opening it again writes little; what counts is the backing device.
+    // Started once, so that opening it again writes little; the test checks only the backing
+    // device.
     Daemon::start(&images, &["--cache", &other]).stop();
     for (state, name) in [(common::CLEAN, "clean"), (common::DIRTY, "dirty"), (common::STALE, "stale")] {
         reseal(&backing, common::STATE, state);
@@ -296,7 +300,8 @@ fn blocks_that_do_not_fit_say_which_option_mends_it() {
     refuses(&["--cache", &cache, "--backing", &backing], &both, 2, "bcached make --for");
 }
 
-/// Each of these was refused after the cache had been initialised, and the good backing device attached to it.
+/// A regression: each of these was refused after the cache had been initialised, and the good
+/// backing device attached to it.
 #[test]
 fn a_refused_command_line_has_written_to_no_device() {
     let images = Images::new();
@@ -424,7 +429,8 @@ fn doctor_and_check_judge_devices() {
     let mut lines = dumped.out.lines();
     assert_eq!(json(lines.next().expect("a header"))["schema"], "bcached.dump");
     assert_eq!(json(lines.next().expect("a slot"))["label"], "tank");
-    // The journal starts at the first bucket: its entries' magic goes, and with it the set.
+    // The journal starts at the first bucket: the magic of its entries is erased, and the set is
+    // lost.
     patch(&cache, 64 << 10, &[0; 40 << 10]);
     for bucket in 1..6 {
         patch(&cache, bucket << 16, &[0; 64 << 10]);
@@ -434,7 +440,8 @@ fn doctor_and_check_judge_devices() {
     assert_eq!(bcached(&["--json", "check", &cache]).exit, 1);
 }
 
-/// It said of every note that it was replayed, unless others had run the set since: which of the two, nobody could tell.
+/// A regression: the log said of every note that it was replayed, unless another daemon had run the
+/// set since. The two cases were indistinguishable.
 #[test]
 fn the_log_says_what_became_of_a_note() {
     if !requires("nbdcopy") {
@@ -444,13 +451,13 @@ fn the_log_says_what_became_of_a_note() {
     let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
     let words = ["--cache", fast.as_str(), "--backing", &tank];
     let daemon = Daemon::start(&images, &words);
-    // No entry of the journal takes over what the note has before the kill comes: neither with time, nor because
-    // write-back turns a batch clean.
+    // No journal entry may take over the note's records before the kill: neither after a delay, nor
+    // because write-back cleans a batch.
     common::done(&daemon, &["set", &fast, "journal_delay_ms=60000", "--runtime"]);
     common::done(&daemon, &["set", "tank", "writeback_running=0", "--runtime"]);
     let data = images.path("data");
-    // So little that no bucket need be made free for it, of which an entry tells. What first writes start writes
-    // entries as well: until it is over.
+    // Little enough that no bucket must be freed for it, which would write an entry. Work started
+    // by the first writes also writes entries, so the test waits until it is over.
     std::fs::write(&data, common::pattern(4096, 1)).expect("a file");
     let mut calm = 0;
     for copies in 1.. {
@@ -475,7 +482,7 @@ fn the_log_says_what_became_of_a_note() {
     let line = told(&daemon.log()).expect("a line");
     assert!(line.contains("that a former process left: they are replayed"), "{line}");
     assert_eq!(daemon.stop().0, 0);
-    // Put back, it is one of a session that is over.
+    // Put back, it is a note of a session that is over.
     std::fs::write(&note, kept).expect("a file");
     let daemon = Daemon::start(&images, &words);
     let line = told(&daemon.log()).expect("a line");
@@ -483,7 +490,8 @@ fn the_log_says_what_became_of_a_note() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// Notes on a disk are as safe, and every write may wait for that disk: nobody was told.
+/// A regression: notes on a disk are as safe, but every write may wait for that disk, and the log
+/// did not say so.
 #[test]
 fn notes_on_a_disk_are_told_of() {
     let images = Images::new();
@@ -495,7 +503,7 @@ fn notes_on_a_disk_are_told_of() {
     let daemon = Daemon::start_command(&images, command);
     assert!(!daemon.log().contains("event=notes-on-disk"), "{}", daemon.log());
     assert_eq!(daemon.stop().0, 0);
-    // Wherever such a build lies, it is kept on a disk.
+    // Wherever the build directory is, it is on a disk.
     let of_disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
     let mut command = Daemon::command(&images, "run", &words);
     command.env("BCACHED_NOTES", of_disk.path());

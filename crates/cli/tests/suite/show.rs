@@ -1,8 +1,9 @@
-//! `bcached show` against the installed `bcache-super-show`: the same text for the same bytes, damaged ones included.
+//! `bcached show` against the installed `bcache-super-show`: the same text for the same bytes,
+//! damaged ones included.
 
 use crate::common::{self, Images, bcached, bytes, json, patch, requires, run, tool};
 
-/// Both programs on `image`: the same lines, whatever the exit statuses are.
+/// Runs both programs on `image`: they print the same lines, whatever the exit statuses are.
 fn compare(image: &str, with_f: bool) -> common::Ran {
     let theirs = if with_f {
         run(tool("bcache-super-show").args(["-f", image]))
@@ -10,12 +11,12 @@ fn compare(image: &str, with_f: bool) -> common::Ran {
         run(tool("bcache-super-show").arg(image))
     };
     let ours = if with_f { bcached(&["show", "-f", image]) } else { bcached(&["show", image]) };
-    // The one difference: a stray letter after the number that was expected.
+    // The one difference: a stray letter after the expected number.
     assert_eq!(ours.out, theirs.out.replace("[expected 8s]", "[expected 8]"), "{image}");
     ours
 }
 
-/// Changes a copy of an image, and seals it if `seal`, by what the other program says the sum should be.
+/// Changes a copy of an image. With `seal`, writes the checksum that the other program expects.
 fn changed(images: &Images, image: &str, offset: u64, with: &[u8], seal: bool) -> String {
     let copy = images.path("copy");
     std::fs::write(&copy, bytes(image)).expect("a copy");
@@ -77,7 +78,7 @@ fn says_what_does_not_match() {
     assert_eq!((ran.exit, ran.err.contains("bad checksum")), (4, true), "{ran:?}");
     let ran = compare(&with(120, &[1]), true);
     assert_eq!((ran.exit, ran.err.as_str()), (0, ""), "{ran:?}");
-    // Sums are printed without leading zeroes.
+    // Checksums are printed without leading zeroes.
     assert_eq!(compare(&with(0, &[1, 2, 3, 0, 0, 0, 0, 0]), true).exit, 0);
     let ran = compare(&with(24, &[0; 16]), false);
     assert_eq!((ran.exit, ran.err.contains("is not a bcache device: bad magic")), (2, true), "{ran:?}");

@@ -1,4 +1,5 @@
-//! Stops by command: what stays dirty is named, the end is told, and a volume that is stopped comes back as it was.
+//! Stops by command: they name the dirty data that stays and report how the daemon ended. A volume
+//! that was stopped returns as it was.
 
 use crate::common::{
     self, Daemon, Images, ask, bcached, content, done, fill, json, pattern, refused, requires, tool,
@@ -11,7 +12,7 @@ const CACHE_BYTES: u64 = 36 << 20;
 const BACKING_BYTES: u64 = 20 << 20;
 const DATA_BYTES: usize = 2 << 20;
 
-/// A cache and a volume in mode writeback, of which nothing is written back by itself.
+/// A cache and a volume in writeback mode, without automatic write-back.
 struct Site {
     images: Images,
     fast: String,
@@ -46,7 +47,7 @@ impl Site {
         assert!(found[..data.len()] == *data, "the volume holds something else");
     }
 
-    /// Somebody who stays connected until its input ends.
+    /// Starts a client that stays connected until its input ends.
     fn client(&self, daemon: &Daemon) -> Child {
         let client = tool("qemu-io")
             .args(["-f", "raw", &daemon.uri("media")])
@@ -54,7 +55,7 @@ impl Site {
             .stdout(Stdio::null())
             .spawn()
             .expect("starts");
-        // One that has not said yet what it wants uses nothing.
+        // A client that has not chosen an export yet uses no volume.
         daemon.wait_for("a client", |status| status["clients"][0]["volume"] == "media");
         client
     }
@@ -106,7 +107,8 @@ fn a_stop_names_what_stays_dirty_and_says_how_it_has_ended() {
     );
 }
 
-/// What was dirty when somebody asked was said of the end, too, though clients that were waited for went on writing, and write-back went on.
+/// A regression: the final report gave the dirty data as it was at the request, although connected
+/// clients kept writing, and write-back continued.
 #[test]
 fn what_stays_is_what_is_dirty_in_the_end() {
     if !requires("nbdcopy") || !requires("qemu-io") {
@@ -134,7 +136,8 @@ fn what_stays_is_what_is_dirty_in_the_end() {
     assert!(log.contains("media: 3 MiB dirty stays on fast"), "{log}");
 }
 
-/// Who waits no longer leaves the stop going on; who asks again joins it, which is no second signal.
+/// A command that stops waiting leaves the stop in progress. A second command joins it, and does
+/// not count as a second signal.
 #[test]
 fn a_stop_waits_for_clients_and_is_joined() {
     if !requires("qemu-io") {
@@ -160,7 +163,7 @@ fn a_stop_waits_for_clients_and_is_joined() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// A stop that is not orderly is told to who asked for it.
+/// A stop that is not clean is reported to the client that asked for it.
 #[test]
 fn a_stop_that_fails_is_told() {
     if !requires("nbdcopy") {

@@ -1,14 +1,15 @@
-//! The daemon as a service: what it tells the manager, who ends a start or a stop that takes too long.
+//! The daemon as a service: its messages to the service manager, which kills a service whose start
+//! or stop takes too long.
 
 use crate::common::{Daemon, Images, Last, bcached, control, json, pid};
 use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long something may take that takes a moment.
+/// The time limit for operations that take a moment.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Killed when this is dropped.
+/// A daemon that is killed when this is dropped.
 struct Served(Child);
 
 impl Drop for Served {
@@ -29,7 +30,7 @@ impl Served {
     }
 }
 
-/// The daemon of this configuration, and the manager that it tells.
+/// Starts the daemon of this configuration, with a socket that acts as its service manager.
 fn managed(images: &Images) -> (UnixDatagram, Served) {
     let socket = images.path("manager.sock");
     let manager = UnixDatagram::bind(&socket).expect("a socket");
@@ -40,7 +41,7 @@ fn managed(images: &Images) -> (UnixDatagram, Served) {
     (manager, Served(command.spawn().expect("starts")))
 }
 
-/// What is said until that begins with `wanted`, that included.
+/// Returns the messages up to and including the first that begins with `wanted`.
 #[track_caller]
 fn told_until(manager: &UnixDatagram, wanted: &str) -> Vec<String> {
     let (started, mut told) = (Instant::now(), Vec::new());
@@ -57,7 +58,8 @@ fn told_until(manager: &UnixDatagram, wanted: &str) -> Vec<String> {
     }
 }
 
-/// A `wait` of ten minutes, as the documentation advises for a cache that comes late, had the daemon killed each five minutes.
+/// A regression: a `wait` of ten minutes, as the documentation advises for a cache that appears
+/// late, had the daemon killed every five minutes.
 #[test]
 fn a_start_and_a_stop_that_last_ask_for_more_time() {
     let images = Images::new();
@@ -79,8 +81,8 @@ fn a_start_and_a_stop_that_last_ask_for_more_time() {
     served.ends("it does not stop");
 }
 
-/// A package calls `bcached take-over` where it would restart the service: to systemd the new process is the service before the old one ends, which else would
-/// be the end of the service.
+/// A package calls `bcached take-over` instead of restarting the service. systemd must learn of the
+/// new main process before the old one ends; otherwise it considers the service ended.
 #[test]
 fn who_has_taken_over_is_the_service() {
     let images = Images::new();

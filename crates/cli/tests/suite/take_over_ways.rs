@@ -1,5 +1,6 @@
-//! What a take-over is to clients that cannot be gone on with, way by way: who they are is said before and after, they see an end and no silence, and what
-//! they come back to has all that they wrote.
+//! A hand-over as seen by clients whose connections cannot be passed on, for each kind of export.
+//! They are listed before and after, their connections end instead of hanging, and after they
+//! reconnect everything they wrote is there.
 
 use crate::certificates::Authority;
 use crate::common::{
@@ -14,10 +15,11 @@ use std::time::{Duration, Instant};
 
 const CACHE_BYTES: u64 = 64 << 20;
 const BACKING_BYTES: u64 = 16 << 20;
-/// What takes longer does not end.
+/// The time limit after which an operation counts as hanging.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Somebody else's client of NBD: it writes, waits to be told to go on, is to find its connection ended, and connects again.
+/// A third-party NBD client: it writes, waits for a word to continue, expects its connection to
+/// have ended, and connects again.
 struct Client {
     process: Child,
     hears: ChildStdin,
@@ -47,7 +49,8 @@ except nbd.Error:
 impl Client {
     fn start(uri: &str) -> Self {
         let mut command = tool("nbdsh");
-        // It takes the first Python it finds, and its module belongs to the system's own.
+        // nbdsh runs under the first Python in the path, but its module belongs to the system's
+        // Python.
         command.env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").env("PLACE", uri).args(["-c", SCRIPT]);
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it is there");
         let (hears, says) = (process.stdin.take().expect("piped"), process.stdout.take().expect("piped"));
@@ -76,7 +79,7 @@ impl Drop for Client {
     }
 }
 
-/// Who has to connect again, as a dry run says it and as it was.
+/// Returns the clients that have to reconnect: according to a dry run, and then in fact.
 fn taken_over(daemon: &Daemon) -> [Vec<String>; 2] {
     let reconnect = |words: &[&str]| {
         let told = json(&done(daemon, &[&["take-over", "--json"], words].concat()));
@@ -119,7 +122,7 @@ fn a_virtual_machine_connects_again() {
         return;
     }
     let images = Images::new();
-    // SeaBIOS boots from no other blocks.
+    // SeaBIOS boots from blocks of 512 bytes only.
     images.configure_blocks("512", (CACHE_BYTES, BACKING_BYTES), "export = [\"nbd\", \"vhost-user\"]\n");
     let daemon = Daemon::configured(&images);
     let _last = Last(&images);
@@ -161,7 +164,8 @@ fn a_mount_with_no_open_file_is_made_anew() {
     assert!(bytes(&path)[777..][..data.len()] == data[..]);
 }
 
-/// What was set until the daemon stops holds after a take-over, which is no stop, of a cache and of volumes, and one that is taken back.
+/// Runtime options of a cache and of volumes survive a hand-over, which is no stop, and one that is
+/// taken back.
 #[test]
 fn what_was_set_for_a_time_goes_along() {
     let images = Images::new();
@@ -205,7 +209,7 @@ fn what_was_set_for_a_time_goes_along() {
         std::thread::sleep(Duration::from_millis(20));
     }
     check("taken back");
-    // The file is there, so the volume is, too, or about to be.
+    // The file exists, so the volume does, too, or soon will.
     daemon.wait_for("the volume", |status| status["volumes"][0]["state"] == "served");
     done(&daemon, &["stop"]);
     drop(daemon);

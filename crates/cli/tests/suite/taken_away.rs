@@ -1,4 +1,4 @@
-//! What somebody takes away while the daemon runs is noticed, and mended or told of.
+//! Files that are removed while the daemon runs: it notices, and repairs or reports that.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use crate::common::{Daemon, Images, ask, content, done, pattern, requires, run, tool};
@@ -20,7 +20,7 @@ fn warnings(status: &serde_json::Value) -> Vec<String> {
     all.filter_map(|warning| warning.as_str().map(str::to_owned)).collect()
 }
 
-/// A cleaner has removed the note, and the daemon is killed: what was acknowledged is there.
+/// The note was removed by a cleaner, and the daemon is killed: acknowledged writes are there.
 #[test]
 fn a_note_that_was_removed_is_replaced_at_once() {
     if !requires("nbdcopy") {
@@ -51,7 +51,8 @@ fn a_note_that_was_removed_is_replaced_at_once() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// Whoever came after a cleaner did not reach the daemon until it was restarted.
+/// A regression: after a cleaner had removed the sockets, new clients did not reach the daemon
+/// until it was restarted.
 #[test]
 fn sockets_that_were_removed_are_bound_again_and_connections_go_on() {
     let (images, daemon) = site();
@@ -63,7 +64,7 @@ fn sockets_that_were_removed_are_bound_again_and_connections_go_on() {
         let is_back = || UnixStream::connect(socket).is_ok();
         wait_for("somebody listens there again", is_back);
         if let Some(mut connected) = connected {
-            // Who was there before is answered: it asks for the list of exports.
+            // A client connected before gets an answer: it asks for the list of exports.
             connected.read_exact(&mut [0; 18]).unwrap();
             connected.write_all(b"\0\0\0\x01IHAVEOPT\0\0\0\x03\0\0\0\0").unwrap();
             connected.read_exact(&mut [0; 20]).unwrap();
@@ -72,7 +73,7 @@ fn sockets_that_were_removed_are_bound_again_and_connections_go_on() {
         wait_for("it is told", || daemon.log().contains(&told));
         assert_eq!(daemon.log().matches("[event=socket-gone]").count(), removed + 1, "{}", daemon.log());
     }
-    // With its directory, too.
+    // The socket together with its directory.
     std::fs::remove_dir_all(images.path("run/vhost-user")).unwrap();
     wait_for("somebody listens there again", || UnixStream::connect(&sockets[3]).is_ok());
     daemon.wait_for("all is as it should be", |status| warnings(status).is_empty());
@@ -80,7 +81,8 @@ fn sockets_that_were_removed_are_bound_again_and_connections_go_on() {
     assert!(sockets.iter().all(|socket| !socket.exists()), "they go with the daemon");
 }
 
-/// A volume that is removed and added has another socket at the same place, which was taken for somebody else's.
+/// A regression: a volume that is removed and added has another socket in the same place, which was
+/// taken for another program's.
 #[test]
 fn a_volume_that_is_removed_and_added_has_its_own_socket() {
     let (images, daemon) = site();
@@ -91,7 +93,7 @@ fn a_volume_that_is_removed_and_added_has_its_own_socket() {
     };
     looked(1);
     done(&daemon, &["remove", "tank"]);
-    // It has the inode of the former socket, if the file system gives it away again.
+    // This file gets the inode of the former socket, if the file system reuses it.
     std::fs::write(images.path("between"), "").unwrap();
     done(&daemon, &["add", "tank"]);
     wait_for("it is served again", || UnixStream::connect(&vhost).is_ok());
@@ -101,12 +103,12 @@ fn a_volume_that_is_removed_and_added_has_its_own_socket() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// What nobody can bind again is told of as long as that lasts.
+/// A socket that cannot be bound again is reported for as long as that lasts.
 #[test]
 fn a_socket_whose_place_somebody_else_has_taken_is_told_of() {
     let (images, daemon) = site();
     let socket = images.path("run/nbd.sock");
-    // At once: a socket that is gone is bound again.
+    // In one step: a socket that is gone is bound again.
     std::fs::write(images.path("precious"), "precious").unwrap();
     std::fs::rename(images.path("precious"), &socket).unwrap();
     daemon.wait_for("the socket is missed", |status| {
@@ -121,7 +123,8 @@ fn a_socket_whose_place_somebody_else_has_taken_is_told_of() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// The folder of the note and of the sockets has become a file, and the configuration is gone: all is told, and that it is over.
+/// The directory of the note and of the sockets has become a file, and the configuration is gone:
+/// all of that is reported, and its end.
 #[test]
 fn what_cannot_be_mended_is_told_until_it_is() {
     let (images, daemon) = site();

@@ -1,12 +1,12 @@
-//! What commands say of themselves and of what they have done: JSON where it is asked for, one event for one thing, sizes that can be
-//! asked for.
+//! What commands report about themselves and their results: JSON on request, one event for one
+//! action, and sizes that can be typed back.
 
 use crate::common::{
     self, Daemon, Images, ask, bcached, content, done, fill, json, pattern, refused, requires,
 };
 use rustix::process::geteuid;
 
-/// `metrics --json` was text.
+/// A regression: `metrics --json` printed text.
 #[test]
 fn json_is_json_of_every_command() {
     let images = Images::new();
@@ -62,7 +62,7 @@ fn json_is_json_of_every_command() {
     assert_eq!(error["option"], "--textfile", "{error}");
 }
 
-/// The same numbers, in both forms.
+/// Both forms have the same numbers.
 #[test]
 fn metrics_are_the_same_as_json() {
     let images = Images::new();
@@ -78,7 +78,8 @@ fn metrics_are_the_same_as_json() {
     assert_eq!(size["samples"][0]["value"], f64::from((20 << 20) - 8192));
 }
 
-/// `attach` told of the same twice: that it was done, and that the volume was served, as it had been all the while.
+/// A regression: `attach` logged the same twice: that it was done, and that the volume was served,
+/// as it had been all the time.
 #[test]
 fn one_attach_is_one_event() {
     let images = Images::new();
@@ -91,7 +92,7 @@ fn one_attach_is_one_event() {
     assert_eq!(log.matches("event=volume-served").count(), 1, "it was served before: {log}");
 }
 
-/// A cache full of clean data was called available, all but a few buckets.
+/// A regression: nearly all of a cache full of clean data was called available.
 #[test]
 fn a_cache_says_what_is_cached() {
     if !requires("nbdcopy") {
@@ -109,7 +110,7 @@ fn a_cache_says_what_is_cached() {
     assert!(status.contains(" of 36 MiB cached, 0 B dirty, ") && !status.contains("available"), "{status}");
 }
 
-/// `status` said 20 MiB, and a refusal 19.9; neither could be asked for.
+/// A regression: `status` said 20 MiB, and a refusal 19.9; neither could be typed as a size.
 #[test]
 fn a_size_in_a_refusal_can_be_asked_for() {
     let images = Images::new();
@@ -125,7 +126,8 @@ fn a_size_in_a_refusal_can_be_asked_for() {
     );
 }
 
-/// By hand a daemon could be killed for memory, which the unit forbids.
+/// A regression: started by hand, the daemon could be killed by the OOM killer, from which the unit
+/// protects it.
 #[test]
 fn root_is_protected_from_the_oom_killer_without_a_unit() {
     let images = Images::new();
@@ -147,13 +149,14 @@ fn root_is_protected_from_the_oom_killer_without_a_unit() {
     if own.trim().starts_with('-') || !geteuid().is_root() {
         assert_eq!((score, warned), (own.clone(), false), "it is not its own to decide");
     } else {
-        // A container may not let even root do that: then the log says so.
+        // A container may forbid that even to root: then the log says so.
         assert!(score.trim() == "-900" && !warned || score == own && warned, "{score} {warned}");
     }
     assert_eq!(start(Some("INVOCATION_ID")), (own, false), "the unit says what is right");
 }
 
-/// What a take-over executes is not protected by being its child: it decides for itself.
+/// A program that a hand-over executes does not inherit the protection from its parent: it decides
+/// for itself.
 #[test]
 fn what_is_executed_has_the_score_of_before() {
     let images = Images::new();

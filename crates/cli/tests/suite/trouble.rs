@@ -1,4 +1,5 @@
-//! `bcached serve` and `status` when something is wrong: what is in use, what is missing, what does not answer.
+//! `bcached serve` and `status` when something is wrong: something is in use, is missing, or does
+//! not answer.
 
 use crate::common::{
     self, Daemon, Images, Locked, ask, bcached, bytes, done, json, patch, requires, reseal, run, tool,
@@ -10,7 +11,7 @@ use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// A cache and a backing device, made and never served.
+/// Makes a cache and a backing device that were never served.
 fn set(images: &Images) -> (String, String) {
     let (cache, backing) = (images.blank("cache", 36 << 20), images.blank("backing", 20 << 20));
     let made =
@@ -27,7 +28,8 @@ fn fill(daemon: &Daemon, images: &Images) {
     assert_eq!(run(tool("nbdcopy").args(["--flush", data, &daemon.uri("tank")])).exit, 0);
 }
 
-/// The engine had begun to write before it turned out that nobody could be served.
+/// A regression: the engine had begun to write before the daemon found that it could not serve
+/// clients.
 #[test]
 fn a_socket_in_use_is_found_before_a_device_is_written() {
     let images = Images::new();
@@ -35,7 +37,8 @@ fn a_socket_in_use_is_found_before_a_device_is_written() {
     let before = (bytes(&cache), bytes(&backing));
     std::fs::create_dir(images.path("run")).expect("a folder");
     let _somebody = UnixListener::bind(images.path("run/nbd.sock")).expect("a socket");
-    // The second has no device that could be opened: it ends by the socket only if that comes first.
+    // The second has no device that could be opened: it fails because of the socket only if that is
+    // checked first.
     for devices in [&["--cache", cache.as_str(), "--backing", &backing][..], &["--cache", "/nonexistent"]] {
         let ran = run(&mut Daemon::command(&images, "run", devices));
         assert_eq!(
@@ -47,7 +50,7 @@ fn a_socket_in_use_is_found_before_a_device_is_written() {
     assert!((bytes(&cache), bytes(&backing)) == before, "a device was written");
 }
 
-/// Every reason for which a set does not open was an I/O error.
+/// A regression: every reason for which a set does not open was reported as an I/O error.
 #[test]
 fn a_set_that_is_served_already_is_in_use() {
     let images = Images::new();
@@ -61,7 +64,7 @@ fn a_set_that_is_served_already_is_in_use() {
     assert_eq!((ran.exit, ran.err.contains(sentence)), (3, true), "{ran:?}");
 }
 
-/// "Acknowledged writes may be lost" stood among the information that nobody reads.
+/// A regression: "Acknowledged writes may be lost" was logged as information, and not as a warning.
 #[test]
 fn a_damaged_note_is_a_warning() {
     let images = Images::new();
@@ -75,7 +78,8 @@ fn a_damaged_note_is_a_warning() {
     assert!(log.contains("bcached: warning: the note is damaged"), "{log}");
 }
 
-/// A daemon that was stopped was "no daemon", and one whose backlog was full held up whoever asked, for ever.
+/// A regression: a stopped daemon was reported as "no daemon", and one with a full backlog blocked
+/// its clients forever.
 #[test]
 fn a_daemon_that_does_not_answer_is_no_missing_daemon() {
     let images = Images::new();
@@ -84,7 +88,7 @@ fn a_daemon_that_does_not_answer_is_no_missing_daemon() {
     daemon.signal(Signal::STOP);
     let waiting = std::thread::scope(|scope| {
         let text = bcached(&["status", "--control", daemon.control()]);
-        // More than fit the backlog: connecting itself waits from here on.
+        // More than fit the backlog: from here on connecting blocks.
         let crowd: Vec<_> = (0..40).map(|_| knock(daemon.control())).collect();
         let object = scope.spawn(|| bcached(&["--json", "status", "--control", daemon.control()]));
         let second = run(&mut Daemon::command(&images, "run", &["--cache", &cache]));
@@ -102,7 +106,7 @@ fn a_daemon_that_does_not_answer_is_no_missing_daemon() {
     assert_eq!(daemon.status()["state"], "ready", "it goes on");
 }
 
-/// Connects if that needs no waiting.
+/// Connects if that does not block.
 fn knock(path: &str) -> Option<OwnedFd> {
     let address = SocketAddrUnix::new(path).expect("a path");
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -111,7 +115,8 @@ fn knock(path: &str) -> Option<OwnedFd> {
     rustix::net::connect(&socket, &address).is_ok().then_some(socket)
 }
 
-/// A device that is missing was not in the log, and a volume without its dirty data only "not open yet".
+/// A regression: a missing device was not logged, and a volume that waits for its dirty data was
+/// only "not open yet".
 #[test]
 fn what_is_waited_for_is_named() {
     let images = Images::new();
@@ -145,7 +150,7 @@ fn what_is_waited_for_is_named() {
     assert_eq!(log.matches("volume gone is waited for").count(), 1, "told once: {log}");
 }
 
-/// The first line that its full file system did not take ended the daemon.
+/// A regression: the daemon ended at the first log line that its full file system did not accept.
 #[test]
 fn a_log_that_cannot_be_written_ends_nothing() {
     let images = Images::new();
@@ -169,7 +174,7 @@ fn a_log_that_cannot_be_written_ends_nothing() {
     assert_eq!(exit, 0, "{log}");
 }
 
-/// A volume that refuses writes was "served" like any other.
+/// A regression: a volume that refuses writes was reported as "served".
 #[test]
 fn a_volume_whose_cache_stopped_writing_is_degraded_and_can_be_read() {
     if !requires("nbdcopy") || !requires("qemu-io") {
@@ -184,8 +189,8 @@ fn a_volume_whose_cache_stopped_writing_is_degraded_and_can_be_read() {
     let now = ["set", "tank", "on_cache_error=fail", "--runtime", "--control", daemon.control()];
     assert_eq!(bcached(&now).exit, 0);
 
-    // What goes beyond a limit of file size fails like a bad device: the signal that comes with it is caught. The log is
-    // shorter, everything but the superblocks lies beyond.
+    // Writes past a file size limit fail as on a bad device: the signal for them is caught. The log
+    // is shorter than the limit; of the devices everything but the superblocks lies past it.
     daemon.fail_writes_beyond(48 << 10);
     let _it_fails = run(tool("qemu-io").args(["-f", "raw", "-c", "discard 0 64k", "-c", "flush", &uri]));
     daemon.wait_for("it is degraded", |status| status["volumes"][0]["state"] == "degraded");
@@ -193,7 +198,8 @@ fn a_volume_whose_cache_stopped_writing_is_degraded_and_can_be_read() {
     assert_eq!(status.exit, 1, "not as it should be: {status:?}");
     assert!(status.out.contains("volume tank: degraded"), "{status:?}");
     assert!(status.out.contains("stopped writing: reads go on, writes are refused"), "{status:?}");
-    // Its set could not be ended in order, so nobody takes over: that would cost those who can still read what they have.
+    // Its set could not be closed cleanly, so a hand-over is refused: it would end the clients that
+    // can still read.
     for asked in [&["take-over", "--dry-run"][..], &["take-over"]] {
         let refused = bcached(&[asked, &["--control", daemon.control()]].concat());
         assert!(refused.exit == 6 && refused.err.contains("has stopped writing"), "{refused:?}");
@@ -206,7 +212,8 @@ fn a_volume_whose_cache_stopped_writing_is_degraded_and_can_be_read() {
     assert_eq!(exit, 4, "{log}");
 }
 
-/// A cache alone was served without a word about the dirty data in it of a volume that nobody named.
+/// A regression: a cache alone was served without a message about its dirty data of an unnamed
+/// volume.
 #[test]
 fn dirty_data_of_a_volume_that_nobody_named_is_told() {
     if !requires("nbdcopy") {
@@ -218,7 +225,7 @@ fn dirty_data_of_a_volume_that_nobody_named_is_told() {
     fill(&daemon, &images);
     daemon.kill();
     let daemon = Daemon::start(&images, &["--cache", &cache]);
-    // On a machine that took its time all of it has been written back; what is left now stays.
+    // On a slow machine all of it has been written back by now; what is left stays.
     let is_dirty = daemon.status()["caches"][0]["dirty_bytes"] != 0;
     let wanted = format!("dirty of tank ({}), which is not served", uuid_of(&backing));
     let status = bcached(&["status", "--control", daemon.control()]);
@@ -235,7 +242,7 @@ fn uuid_of(image: &str) -> String {
     shown["uuid"].as_str().expect("a uuid").to_owned()
 }
 
-/// udev's list of our devices was in the documents only.
+/// A regression: udev's list of configured devices existed only in the documentation.
 #[test]
 fn udev_learns_which_devices_are_configured() {
     let images = Images::new();
@@ -278,8 +285,8 @@ fn udev_learns_which_devices_are_configured() {
     assert_eq!(listed(), all, "a stop leaves the devices ours");
 }
 
-/// After a SIGKILL the kernel ends what the process had begun, and until then its devices are in use: whoever started the
-/// daemon at once had a volume that was given up for good.
+/// After a SIGKILL the kernel completes the process's requests, and until then its devices are in
+/// use. A regression: for a daemon started right then the volume failed permanently.
 #[test]
 fn a_device_in_use_is_taken_up_when_it_is_free() {
     let images = Images::new();
@@ -310,14 +317,14 @@ fn a_device_in_use_is_taken_up_when_it_is_free() {
     assert_eq!((log.contains("cache-failed"), log.contains("volume-failed")), (false, false), "{log}");
 }
 
-/// "No space left at sector 1641" named neither the device nor what to do about it.
+/// A regression: "No space left at sector 1641" named neither the device nor a remedy.
 #[test]
 fn a_cache_without_room_below_it_is_named() {
     let images = Images::new();
     let (cache, _) = set(&images);
-    // The note exists already, whole: what needs room at the next start is the cache.
+    // The note already has its full size: at the next start only the cache needs space.
     Daemon::start(&images, &["--cache", &cache]).kill();
-    // A limit of file size stands for a full file system; the first superblock lies within it.
+    // A file size limit simulates a full file system; the first superblock lies within it.
     let serve = Daemon::command(&images, "run", &["--cache", &cache]);
     let mut limited = std::process::Command::new("sh");
     limited.args(["-c", "ulimit -f 96; exec \"$0\" \"$@\""]).arg(serve.get_program()).args(serve.get_args());
@@ -329,7 +336,8 @@ fn a_cache_without_room_below_it_is_named() {
     assert_eq!((ran.exit, ran.err.contains(&next)), (4, true), "{ran:?}");
 }
 
-/// A backing file that had been cut while it was served came back as a smaller volume, without a word.
+/// A regression: a backing file that was truncated while served returned as a smaller volume,
+/// silently.
 #[test]
 fn a_backing_device_that_was_longer_is_told_of() {
     if !requires("nbdcopy") {
@@ -353,7 +361,8 @@ fn a_backing_device_that_was_longer_is_told_of() {
     assert!(!cut(20 << 20), "it is whole again");
 }
 
-/// Makes whoever opens a file wait, for as long as the system lets it (45 s, unless told otherwise), or until this ends.
+/// Makes processes that open a file wait, for as long as the system allows (by default 45 s), or
+/// until this ends.
 const HOLD: &str = "import fcntl, signal, sys, time
 signal.signal(signal.SIGIO, signal.SIG_IGN)
 file = open(sys.argv[1], 'r+b')
@@ -366,7 +375,7 @@ time.sleep(600)
 struct Holder(std::process::Child);
 
 impl Holder {
-    /// `None`, with a printed reason, where that cannot be had.
+    /// Returns `None`, and prints why, if the lease is unavailable.
     fn of(path: &str) -> Option<Self> {
         use std::io::BufRead as _;
         let mut command = Command::new("python3");
@@ -394,7 +403,8 @@ impl Drop for Holder {
     }
 }
 
-/// A device that hung while somebody wanted it added kept the whole daemon: nothing could be set, and it could not be stopped.
+/// A regression: a device that hung while it was being added blocked the whole daemon: no option
+/// could be set, and it could not be stopped.
 #[test]
 fn a_device_that_hangs_when_it_is_asked_for_keeps_nobody_else() {
     if !requires("python3") {

@@ -1,8 +1,9 @@
-//! `UUID=` among devices of which several carry it. As root, with loop devices; without them skipped, with the reason.
+//! `UUID=` if several devices carry that UUID. Needs root and loop devices; without them it is
+//! skipped, with the reason.
 
 use crate::common::{Daemon, Images, Loop, bcached, bytes, done, json, run};
 
-/// A cache image and its name by UUID.
+/// Makes a cache image, and returns its path and its name by UUID.
 fn cache(images: &Images) -> (String, String) {
     let cache = images.blank("cache", 36 << 20);
     assert_eq!(bcached(&["make", "-b", "64k", "-C", &cache]).exit, 0);
@@ -10,7 +11,8 @@ fn cache(images: &Images) -> (String, String) {
     (cache, format!("UUID={}", shown["uuid"].as_str().expect("a uuid")))
 }
 
-/// A snapshot that became visible was taken for the disk, if the kernel had found it first.
+/// A regression: a snapshot that became visible was taken for the disk, if the kernel had found it
+/// first.
 #[test]
 fn a_uuid_that_two_devices_carry_names_neither() {
     let images = Images::new();
@@ -31,7 +33,8 @@ fn a_uuid_that_two_devices_carry_names_neither() {
     assert_eq!(exit, 0, "{log}");
 }
 
-/// A component says what the device over it says: multipath, mirrors, and loop devices over disks.
+/// A component has the superblock of the device above it (multipath, mirrors, loop devices over
+/// disks): the name means the upper device.
 #[test]
 fn of_a_device_and_its_component_the_upper_one_is_meant() {
     let images = Images::new();
@@ -41,14 +44,14 @@ fn of_a_device_and_its_component_the_upper_one_is_meant() {
     let daemon = Daemon::start(&images, &["--cache", &name]);
     let busy = bcached(&["check", &upper.0]);
     assert!(busy.err.contains("(bcached)"), "{} is served: {busy:?}", upper.0);
-    // By a path that nobody has configured it is known, too.
+    // It is also known by a path that is not configured.
     done(&daemon, &["get", &upper.0, "congested_read_threshold_us"]);
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 0, "{log}");
     drop(upper);
 }
 
-/// It was said that another daemon serves the set.
+/// A regression: the message was that another daemon serves the set.
 #[test]
 fn a_copy_of_a_cache_is_named_beside_its_original() {
     let images = Images::new();

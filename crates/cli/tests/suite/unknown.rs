@@ -1,11 +1,12 @@
-//! A number that is not known is told by no command: each structure of a set, damaged, and each command that looks.
+//! No command prints an unknown number: tests each damaged structure of a set with each command
+//! that reads it.
 
 use crate::common::{self, Daemon, Images, Ran, ask, bcached, fill, json, patch, requires};
 use serde_json::Value;
 
 const BUCKET: u64 = 64 << 10;
 
-/// Where some structures of a set are, in bytes.
+/// The offsets of some structures of a set, in bytes.
 struct Places {
     journal: (u64, u64),
     prios: u64,
@@ -13,7 +14,7 @@ struct Places {
     root: u64,
 }
 
-/// A set with a volume `tank`, of which 1 MiB is dirty.
+/// Makes a set with a volume `tank`, of which 1 MiB is dirty.
 fn dirty_set(images: &Images) -> (String, String) {
     let (fast, tank) = images.configure_pair(36 << 20, 20 << 20, "writeback_running = false\n");
     let daemon = Daemon::configured(images);
@@ -22,7 +23,7 @@ fn dirty_set(images: &Images) -> (String, String) {
     (fast, tank)
 }
 
-/// The records of a part of the set's metadata.
+/// Returns the records of a part of the set's metadata.
 fn dumped(fast: &str, part: &str, record: &str) -> Vec<Value> {
     let ran = bcached(&["dump", "--json", fast, part]);
     let records = ran.out.lines().skip(1).map(json);
@@ -49,13 +50,14 @@ fn places(fast: &str) -> Places {
     }
 }
 
-/// No zero, in no text, and no number in the JSON.
+/// The output has no zero for the dirty data.
 #[track_caller]
 fn tells_no_number(what: &str, ran: &Ran) {
     assert!(!ran.out.contains("0 B dirty") && !ran.err.contains("0 B dirty"), "{what}: {ran:?}");
 }
 
-/// `check`, `status` and others said "0 B dirty" of a set whose root, journal or table could not be read.
+/// A regression: `check`, `status` and others said "0 B dirty" of a set whose root, journal or
+/// table could not be read.
 #[test]
 fn no_command_says_that_nothing_is_dirty_where_nobody_knows() {
     if !requires("nbdcopy") {
@@ -80,7 +82,7 @@ fn no_command_says_that_nothing_is_dirty_where_nobody_knows() {
         assert_eq!((ran.exit, ran.out.starts_with(&wanted)), (1, true), "{what}: {wanted}{ran:?}");
         tells_no_number(what, &ran);
         tells_no_number(what, &bcached(&["check", &fast]));
-        // More than a pipe holds.
+        // The output is larger than a pipe's buffer.
         let checked =
             common::program().args(["check", "--json", &fast, "--backing", &tank]).output().expect("it runs");
         let checked = json(&String::from_utf8(checked.stdout).expect("text"));
@@ -94,12 +96,13 @@ fn no_command_says_that_nothing_is_dirty_where_nobody_knows() {
     }
 }
 
-/// What a daemon says that is to serve it.
+/// Checks what a daemon reports that is configured to serve the set.
 fn served(images: &Images, what: &str) {
     let daemon = Daemon::configured(images);
     let tank = || daemon.status()["volumes"][0].clone();
     if what == "volume table" {
-        // All keys can be counted, and the backing device knows under which number they are its own.
+        // All keys can be counted, and the backing device knows the number under which they are its
+        // own.
         let is_counted = |volume: &Value| volume["state"] == "served" && volume["dirty_bytes"] == 1 << 20;
         daemon.wait_for("tank with all that is dirty", |status| is_counted(&status["volumes"][0]));
         return;
@@ -118,7 +121,7 @@ fn served(images: &Images, what: &str) {
     tells_no_number(what, &status);
     assert!(!metrics.contains("bcached_cache_dirty_bytes{"), "{what}: {metrics}");
     if what != "superblock" {
-        // Which bytes make no sense is for the log.
+        // Which bytes are invalid is only in the log.
         assert!(!status.out.contains("csum") && !status.out.contains("btree node"), "{what}: {status:?}");
         assert!(daemon.log().contains("event=set-damaged"), "{what}: {}", daemon.log());
     }
@@ -126,7 +129,7 @@ fn served(images: &Images, what: &str) {
     assert!(status.out.contains(told), "{what}: {status:?}");
 }
 
-/// Each extent had a line of its own: 942 of them.
+/// A regression: each extent had its own line: 942 of them.
 #[test]
 fn a_finding_that_repeats_is_told_once_with_its_count() {
     if !requires("nbdcopy") {
@@ -146,13 +149,14 @@ fn a_finding_that_repeats_is_told_once_with_its_count() {
     let told = format!("error: {count} extents belong to no volume of the table; 1 MiB of that is dirty\n");
     assert!(count.as_u64() > Some(1) && short.out.contains(&told), "{told}{short:?}");
     assert!(short.out.ends_with("-v lists each finding with its place\n"), "{short:?}");
-    // The verdict, the sum of the table, these, and where there is more.
+    // The verdict, the table's mismatch, these extents, and where there is more.
     assert_eq!(short.out.lines().count(), 4, "{short:?}");
     let each = whole.out.matches("belongs to slot 0, which was never used").count();
     assert_eq!(Some(each as u64), count.as_u64(), "{whole:?}");
 }
 
-/// `dump journal` counted the journal's buckets, and everything else those of the device.
+/// A regression: `dump journal` numbered the buckets within the journal, and everything else within
+/// the device.
 #[test]
 fn buckets_are_counted_in_one_way() {
     let images = Images::new();

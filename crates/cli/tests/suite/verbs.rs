@@ -1,5 +1,5 @@
-//! Every verb in every state of a volume: what cannot be done says what is the matter, why, and what can be done, ends with the exit
-//! status of its kind, and has changed nothing.
+//! Every command in every state of a volume: an impossible command says what is wrong, why, and
+//! what can be done, ends with the exit status of its kind, and changes nothing.
 
 use crate::common::{
     Daemon, Images, Ran, ask, bcached, done, fill, json, pattern, refused, refused_also_dry, requires,
@@ -7,10 +7,11 @@ use crate::common::{
 
 const MIB: u64 = 1 << 20;
 
-/// The volumes, each called as the state that it is in, and one that nobody knows.
+/// The volumes, each named after its state, and one that does not exist.
 const STATES: [&str; 7] = ["served", "detached", "waiting", "failed", "stopped", "busy", "unknown"];
 
-/// What is asked of each of them, `VOLUME` being that, and the exit status in each state. Whatever would be done is planned only.
+/// The commands, in which `VOLUME` is replaced, and the exit status in each state. Commands that
+/// would have an effect are dry runs.
 const TABLE: [(&str, [i32; 7]); 16] = [
     //                                          served detached waiting failed stopped busy unknown
     ("flush VOLUME --dry-run", [0, 0, 4, 4, 4, 3, 2]),
@@ -31,11 +32,12 @@ const TABLE: [(&str, [i32; 7]); 16] = [
     ("wait VOLUME --for served --timeout 1s", [0, 0, 6, 1, 1, 0, 2]),
 ];
 
-/// Behind all of the cache, so that writes to a backing device alone can be made to fail.
+/// Past the end of the cache's offsets, so that writes to a backing device alone can be made to
+/// fail.
 const DATA_OFFSET: u64 = 40 * MIB;
 const CACHE_BYTES: u64 = 36 * MIB;
 
-/// A configuration with one volume in each state; see [`keep_busy`].
+/// Starts a configuration with one volume in each state; see [`keep_busy`].
 fn all_states(images: &Images) -> Daemon {
     let fast = images.blank("fast", CACHE_BYTES);
     assert_eq!(bcached(&["make", "-b", "64k", "-C", &fast]).exit, 0);
@@ -45,7 +47,7 @@ fn all_states(images: &Images) -> Daemon {
     let offset = (DATA_OFFSET / 512).to_string();
     for state in &STATES[..6] {
         let device = images.blank(state, DATA_OFFSET + 20 * MIB);
-        // What has no superblock cannot be served.
+        // A device without a superblock cannot be served.
         if *state != "failed" {
             assert_eq!(bcached(&["make", "--writeback", "-o", &offset, "-B", &device]).exit, 0);
         }
@@ -57,7 +59,7 @@ fn all_states(images: &Images) -> Daemon {
     let daemon = Daemon::configured(images);
     done(&daemon, &["stop", "stopped"]);
     fill(images, &daemon, "busy", &pattern(2 << 20, 1));
-    // Its device takes nothing from now on, and the cache takes everything.
+    // From now on writes to its device fail, and those to the cache succeed.
     daemon.fail_writes_beyond(CACHE_BYTES);
     keep_busy(&daemon);
     daemon.wait_for("its device fails", |status| {
@@ -67,7 +69,7 @@ fn all_states(images: &Images) -> Daemon {
     daemon
 }
 
-/// The job begins anew: it gives up by itself after some fruitless rounds, a second each.
+/// Starts the job again: it gives up after some rounds without progress, a second each.
 fn keep_busy(daemon: &Daemon) {
     if let Some(job) = daemon.status()["jobs"][0]["id"].as_u64() {
         // It may have ended this moment.
@@ -76,7 +78,7 @@ fn keep_busy(daemon: &Daemon) {
     done(daemon, &["detach", "busy", "--no-wait"]);
 }
 
-/// What a refusal must not change.
+/// Returns what a refusal must not change.
 fn everything(images: &Images, daemon: &Daemon) -> (String, Vec<String>) {
     let status = daemon.status();
     let volumes = status["volumes"].as_array().expect("volumes").iter();
@@ -90,13 +92,13 @@ fn everything(images: &Images, daemon: &Daemon) -> (String, Vec<String>) {
     (images.kept(), volumes.map(of).chain(jobs.map(of_job)).collect())
 }
 
-/// One object with all that a refusal says.
+/// The error is one object with all parts of a refusal.
 fn explains_itself(words: &[&str], ran: &Ran) {
     let object = json(ran.err.lines().last().unwrap_or_default());
     let error = &object["error"];
     let says = |key: &str| error[key].as_str().is_some_and(|text| !text.is_empty());
     assert!(says("what") && says("next"), "{words:?}: {ran:?}");
-    // Of a name that nobody has there is nothing more to be said.
+    // For an unknown name there is no further reason.
     assert!(says("why") || ran.exit == 2, "{words:?}: {ran:?}");
     assert_eq!(error["exit"].as_i64(), Some(ran.exit.into()), "{words:?}: {ran:?}");
 }
@@ -122,7 +124,7 @@ fn every_verb_says_what_is_the_matter_in_every_state() {
             let is_answer = words[0] == "explain" && ran.exit == 1;
             if ran.exit != 0 && !is_answer {
                 explains_itself(&words, &ran);
-                // Nor is anything done without `--dry-run`.
+                // Without `--dry-run` nothing is done either.
                 let real: Vec<&str> = words.iter().copied().filter(|word| *word != "--dry-run").collect();
                 let again = ask(&daemon, &real);
                 assert_eq!((again.exit, &again.err), (ran.exit, &ran.err), "{real:?}");
@@ -133,7 +135,7 @@ fn every_verb_says_what_is_the_matter_in_every_state() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// What is advised can be done: `bcached cancel` is named only for what can be cancelled.
+/// The advice can be followed: `bcached cancel` is named only for jobs that can be cancelled.
 #[test]
 fn nobody_is_told_to_cancel_what_cannot_be_cancelled() {
     if !requires("nbdcopy") {
@@ -154,7 +156,8 @@ fn nobody_is_told_to_cancel_what_cannot_be_cancelled() {
     refused(&daemon, &["cancel", "77"], 2, "there is no job 77; `bcached status` shows those that go on");
 }
 
-/// By another name it was planned, then refused, and its section stayed: it failed again at each start.
+/// A regression: a device under another name was accepted by the dry run and then refused, and its
+/// section was kept: it failed again at each start.
 #[test]
 fn a_device_is_not_added_again_by_another_name() {
     let images = Images::new();
@@ -178,7 +181,7 @@ fn a_device_is_not_added_again_by_another_name() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// Nobody had asked for it, and it said that something waits.
+/// A regression: although no detach had been requested, the message said that something waits.
 #[test]
 fn a_wait_for_a_detach_that_nobody_has_begun_says_so() {
     let images = Images::new();
@@ -187,13 +190,13 @@ fn a_wait_for_a_detach_that_nobody_has_begun_says_so() {
     let wait = ["wait", "tank", "--for", "detached", "--timeout", "1s"];
     refused(&daemon, &wait, 6, "nobody has asked for that: `bcached detach tank`");
     refused(&daemon, &["shrink", "tank", "--size", "-5"], 2, "`-5` is not a size");
-    // What keeps dirty data where it is can be seen.
+    // A setting that keeps dirty data from being written back is visible.
     assert!(!done(&daemon, &["status"]).contains("write-back is off"));
     done(&daemon, &["set", "tank", "writeback_running=0", "--runtime"]);
     assert!(done(&daemon, &["status"]).contains("write-back is off (writeback_running)"));
     let status = daemon.status();
     assert_eq!(status["volumes"][0]["writeback_running"].as_bool(), Some(false), "{status}");
-    // It is as the files say after all.
+    // The value is that of the files again.
     done(&daemon, &["unset", "tank", "writeback_running"]);
     done(&daemon, &["detach", "tank"]);
     assert!(!done(&daemon, &["status"]).contains("write-back is off"));

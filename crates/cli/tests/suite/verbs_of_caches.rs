@@ -1,15 +1,17 @@
-//! Every verb that needs a cache, in every state of that: as `verbs` has it for the states of volumes.
+//! Every command that needs a cache, in every state of the cache, as `verbs` does for the states of
+//! volumes.
 
 use crate::common::{Daemon, Images, Ran, ask, bcached, fill, json, pattern, refused, requires, run, tool};
 
 const MIB: u64 = 1 << 20;
 
-/// The caches, each called as the state that it is in, and one that nobody knows. `cut` was open when its device lost most of its bytes,
-/// and has stopped writing.
+/// The caches, each named after its state, and one that does not exist. `cut` was open when its
+/// device was truncated, and has stopped writing.
 const STATES: [&str; 5] = ["open", "waiting", "failed", "cut", "unknown"];
 
-/// What is asked of each of them, `CACHE` being that, `of-CACHE` a volume that is to have it, `free` one without a cache and `SPARE` an
-/// empty device; and the exit status in each state. Whatever would be done is planned only.
+/// The commands and the exit status in each state. `CACHE` is replaced by the cache, `of-CACHE` by
+/// a volume configured for it, `free` is a volume without a cache, and `SPARE` is replaced by an
+/// empty device. Commands that would have an effect are dry runs.
 const TABLE: [(&str, [i32; 5]); 16] = [
     //                                                 open waiting failed cut unknown
     ("release CACHE --dry-run", [0, 3, 0, 4, 2]),
@@ -30,7 +32,7 @@ const TABLE: [(&str, [i32; 5]); 16] = [
     ("explain of-CACHE 1M", [1, 1, 4, 0, 2]),
 ];
 
-/// A configuration with one cache in each state, and a volume of each.
+/// Starts a configuration with one cache in each state, and a volume for each.
 fn all_states(images: &Images) -> Daemon {
     let mut text =
         "version = 1\n[defaults]\nwait = \"1s\"\non_cache_error = \"fail\"\nwriteback_running = false\n"
@@ -38,7 +40,7 @@ fn all_states(images: &Images) -> Daemon {
     for state in &STATES[..4] {
         let (cache, backing) =
             (images.blank(state, 36 * MIB), images.blank(&format!("of-{state}"), 20 * MIB));
-        // What has no superblock cannot be opened.
+        // A device without a superblock cannot be opened.
         if *state != "failed" {
             assert_eq!(bcached(&["make", "-b", "64k", "-C", &cache]).exit, 0);
         }
@@ -57,7 +59,8 @@ fn all_states(images: &Images) -> Daemon {
     daemon
 }
 
-/// The cache finds out by what it has to write there, be it by itself or for this client, and stops writing.
+/// Truncates the device. The cache notices at its next write there, its own or one for this client,
+/// and stops writing.
 fn cut(images: &Images, daemon: &Daemon) {
     let device = std::fs::File::options().write(true).open(images.path("cut")).expect("ours");
     device.set_len(MIB).expect("shorter");
@@ -66,7 +69,7 @@ fn cut(images: &Images, daemon: &Daemon) {
     daemon.wait_for("it has noticed", |_| daemon.log().contains("event=cache-stopped-writing"));
 }
 
-/// What a refusal must not change.
+/// Returns what a refusal must not change.
 fn everything(images: &Images, daemon: &Daemon) -> (String, Vec<String>) {
     let status = daemon.status();
     let seen = |object: &serde_json::Value| {
@@ -78,12 +81,12 @@ fn everything(images: &Images, daemon: &Daemon) -> (String, Vec<String>) {
     (images.kept(), all.concat().iter().map(seen).collect())
 }
 
-/// One object with all that a refusal says.
+/// The error is one object with all parts of a refusal.
 fn explains_itself(words: &[&str], ran: &Ran) {
     let object = json(ran.err.lines().last().unwrap_or_default());
     let error = &object["error"];
     let says = |key: &str| error[key].as_str().is_some_and(|text| !text.is_empty());
-    // Of a name that nobody has there is nothing more to be said than what there is.
+    // For an unknown name there is nothing to say beyond the names that exist.
     assert!(says("what") && says("next") && (says("why") || ran.exit == 2), "{words:?}: {ran:?}");
     assert_eq!(error["exit"].as_i64(), Some(ran.exit.into()), "{words:?}: {ran:?}");
 }
@@ -109,7 +112,7 @@ fn every_verb_says_what_is_the_matter_in_every_state_of_a_cache() {
             let is_answer = words[0] == "explain" && ran.exit == 1;
             if ran.exit != 0 && !is_answer {
                 explains_itself(&words, &ran);
-                // Nor is anything done without `--dry-run`.
+                // Without `--dry-run` nothing is done either.
                 let real: Vec<&str> = words.iter().copied().filter(|word| *word != "--dry-run").collect();
                 let again = ask(&daemon, &real);
                 assert_eq!((again.exit, &again.err), (ran.exit, &ran.err), "{real:?}");
@@ -118,11 +121,12 @@ fn every_verb_says_what_is_the_matter_in_every_state_of_a_cache() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    // Why a cache is not open was left to `bcached status`; and who has no cache cannot leave it.
+    // A regression: for the reason why a cache is not open the message referred to `bcached
+    // status`. And a volume without a cache cannot be detached.
     let attach = ["attach", "free", "--cache", "waiting"];
     refused(&daemon, &attach, 4, "the cache waiting is not open: cannot use");
     refused(&daemon, &attach, 4, "it does not exist; check the name, or that the device is connected");
-    // What goes on without its cache does not become nobody's.
+    // A volume that is served without its cache is not abandoned.
     refused(
         &daemon,
         &["release", "waiting"],
@@ -132,7 +136,8 @@ fn every_verb_says_what_is_the_matter_in_every_state_of_a_cache() {
     refused(&daemon, &["forget", "of-waiting"], 3, "it is served; `bcached remove of-waiting` first");
 }
 
-/// What takes a SET, `SET` being that, `MORE` a backing device that nobody serves, and `NEW` an empty one.
+/// Commands with a SET, in which `SET` is replaced, `MORE` by a backing device that is not served,
+/// and `NEW` by an empty one.
 const OF_SETS: [&str; 7] = [
     "release SET --dry-run",
     "replace SET --with NEW --dry-run",
@@ -143,8 +148,8 @@ const OF_SETS: [&str; 7] = [
     "set SET congested_read_threshold_us=7 --dry-run",
 ];
 
-/// A set is its name, its UUID or its device to every command alike. A name that nobody has was no mistake to `add`: the volume went to another
-/// cache, for good.
+/// Every command accepts a set by its name, its UUID or its device. A regression: `add` accepted an
+/// unknown name, and the volume permanently got another cache.
 #[test]
 fn a_set_is_called_the_same_by_every_command() {
     const FAST: &str = "11111111-1111-4111-8111-111111111111";
@@ -203,7 +208,7 @@ fn a_set_is_called_the_same_by_every_command() {
     assert_eq!((again("spare").exit, again(SPARE).exit), (0, 0));
     let ran = again("fast");
     assert!(ran.exit == 3 && ran.err.contains("bcached attach more --cache"), "{ran:?}");
-    // The same of a volume, by a path that nobody has configured.
+    // The same for a volume, by a path that is not configured.
     std::fs::hard_link(&more, images.path("more-too")).expect("a link");
     let ran = ask(&daemon, &["get", &text(&images.path("more-too")), "cache_mode"]);
     assert_eq!(ran.exit, 0, "{ran:?}");

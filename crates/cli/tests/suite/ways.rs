@@ -1,4 +1,4 @@
-//! Volumes by other ways than NBD: disks of virtual machines, and files.
+//! Exports other than NBD: disks of virtual machines, and files.
 
 use crate::common::{
     Daemon, Images, Ran, ask, bytes, content, done, fill, has_fuse, pattern, refused, requires, run, tool,
@@ -14,7 +14,7 @@ use std::time::Duration;
 const CACHE_BYTES: u64 = 64 << 20;
 const BACKING_BYTES: u64 = 16 << 20;
 
-/// The ways to the volume, as the status tells them.
+/// Returns the volume's exports, as in the status.
 fn ways(daemon: &Daemon) -> Vec<(String, String)> {
     let status = daemon.status();
     let exports = status["volumes"][0]["exports"].as_array().cloned().unwrap_or_default();
@@ -28,15 +28,15 @@ fn clients(status: &Value) -> Vec<(String, bool)> {
     clients.map(|client| (way(client), client["writing"] == true)).collect()
 }
 
-/// It boots from what another client has put there, its disk is nobody else's while it writes, it outlives a daemon that is killed, and
-/// what it wrote is there.
+/// A virtual machine boots from what another client has written. Its disk is exclusive while it
+/// writes, it survives a killed daemon, and what it wrote is there.
 #[test]
 fn a_virtual_machine_has_a_volume_as_its_disk() {
     if !has_qemu() || !requires("nbdcopy") {
         return;
     }
     let images = Images::new();
-    // SeaBIOS boots from no other blocks.
+    // SeaBIOS boots from blocks of 512 bytes only.
     images.configure_blocks("512", (CACHE_BYTES, BACKING_BYTES), "export = [\"nbd\", \"vhost-user\"]\n");
     let daemon = Daemon::configured(&images);
     let mut disk = pattern(64 << 10, 1);
@@ -66,7 +66,7 @@ fn a_virtual_machine_has_a_volume_as_its_disk() {
     assert!(found[1024..1536] == disk[512..1024] && found[2048..64 << 10] == disk[2048..]);
     done(&daemon, &["remove", "tank"]);
     daemon.wait_for("its socket goes", |_| !socket.exists());
-    // At once, or when the former one has gone.
+    // At once, or after the former one is gone.
     for _ in 0..5 {
         done(&daemon, &["add", "tank"]);
         daemon.wait_for("it is there again", |status| {
@@ -118,7 +118,8 @@ fn a_volume_is_a_file() {
     assert!(!log.contains("fuse-ended") && !log.contains("fuse-busy"), "nobody but the daemon: {log}");
 }
 
-/// Each socket is of the group that is said, from its first instant; who may not give it that is told so.
+/// Each socket has the configured group from the moment it appears. A daemon that may not set it
+/// says so.
 #[test]
 fn sockets_have_their_groups() {
     let images = Images::new();
@@ -126,7 +127,7 @@ fn sockets_have_their_groups() {
     let text = std::fs::read_to_string(images.path("config.toml")).expect("configured");
     let run = images.path("run").display().to_string();
     let own = rustix::process::getegid().as_raw();
-    // Who is not root has none but its own to give.
+    // Without root only the process's own groups can be set.
     let is_root = rustix::process::geteuid().is_root();
     let [nbd, look, machines] = if is_root { [own + 1, own + 2, own + 3] } else { [own; 3] };
     let configure = |nbd, machines| {
@@ -162,7 +163,7 @@ fn sockets_have_their_groups() {
     assert!(!images.path("run/nbd.sock").exists());
 }
 
-/// Root's without the capability by which he gives files to groups.
+/// Runs a command as root without the capability to give files to groups.
 fn run_without_chown(command: Command, is_root: bool) -> Ran {
     if !is_root {
         return run(&mut { command });
@@ -176,7 +177,7 @@ fn run_without_chown(command: Command, is_root: bool) -> Ran {
     run(&mut without)
 }
 
-/// A way that is named and cannot be had ends the start: another is not taken in its place.
+/// A configured export that is unavailable fails the start: it is not replaced by another one.
 #[test]
 fn a_way_that_cannot_be_had_ends_the_start() {
     let images = Images::new();

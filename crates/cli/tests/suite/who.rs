@@ -1,10 +1,11 @@
-//! What the log says of who asks for what: each changing command with its user, also if it is refused, and nothing that was not so.
+//! The log names the user of each changing command, also if it is refused, and logs nothing that
+//! did not happen.
 
 use crate::common::{self, Daemon, Images, ask, done, refused};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// How long something may take that takes a moment.
+/// The time limit for operations that take a moment.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn started(images: &Images, wait: &str, more: &str) -> Daemon {
@@ -15,7 +16,7 @@ fn started(images: &Images, wait: &str, more: &str) -> Daemon {
     Daemon::configured(images)
 }
 
-/// What was refused before the loop had heard of it stood in no log.
+/// A regression: commands refused before they reached the main loop were not logged.
 #[test]
 fn what_is_refused_is_in_the_log_with_its_user() {
     let images = Images::new();
@@ -44,7 +45,7 @@ fn what_is_refused_is_in_the_log_with_its_user() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// Who watches the ids of the log saw a change that was none.
+/// A regression: a monitor of the log's event ids saw a change that did not happen.
 #[test]
 fn a_dry_run_is_no_change() {
     let images = Images::new();
@@ -62,7 +63,7 @@ fn a_dry_run_is_no_change() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// It waited for ever for what nobody was about to serve any more.
+/// A regression: the command waited forever for a volume that was no longer to be served.
 #[test]
 fn who_adds_a_volume_that_is_removed_meanwhile_hears_of_it() {
     let images = Images::new();
@@ -74,7 +75,8 @@ fn who_adds_a_volume_that_is_removed_meanwhile_hears_of_it() {
     std::thread::scope(|scope| {
         let adds = scope.spawn(|| ask(&daemon, &["add", "late", "--backing", late]));
         daemon.wait_for("it is waited for", |status| status["volumes"][1]["state"] == "waiting");
-        // Who adds it has seen that, too, or sees that it is gone: he hears of it either way.
+        // The client that adds it has seen the waiting state, or finds the volume gone: it is told
+        // either way.
         done(&daemon, &["remove", "late"]);
         let added = adds.join().expect("no panic");
         assert_eq!(added.exit, 4, "{added:?}");
@@ -88,7 +90,8 @@ fn who_adds_a_volume_that_is_removed_meanwhile_hears_of_it() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// More connections than there is room for are closed, which the log said without an id. [`Daemon::stop`] looks at each line.
+/// Connections beyond the limit are closed; the log message about that had no id. [`Daemon::stop`]
+/// checks each line.
 #[test]
 fn a_crowd_of_clients_is_told_of_by_an_id() {
     let images = Images::new();

@@ -1,5 +1,5 @@
-//! A start without a cache, as processes. A volume of which nothing is dirty there is served without it, and nothing old is ever read of
-//! it afterwards; one with dirty data waits.
+//! A start without a cache, as processes. A volume without dirty data in the cache is served
+//! without it, and stale cached data is never read afterwards. A volume with dirty data waits.
 
 use crate::common::{
     Daemon, Images, bcached, bytes, content, done, fill, json, patch, pattern, refused, refused_also_dry,
@@ -11,11 +11,11 @@ const CACHE_BYTES: u64 = 36 << 20;
 const BACKING_BYTES: u64 = 20 << 20;
 const DATA_BYTES: usize = 2 << 20;
 
-/// A cache with two volumes in mode writeback, `media` and `pond`, that keep what is dirty until somebody asks.
+/// A cache with two volumes in writeback mode, `media` and `pond`, without automatic write-back.
 struct Site {
     images: Images,
     cache: PathBuf,
-    /// Where the cache is while it is missing.
+    /// The path of the cache while it is missing.
     away: PathBuf,
     media: String,
     pond: String,
@@ -42,7 +42,8 @@ impl Site {
         Daemon::configured(&self.images)
     }
 
-    /// The cache has ones of both volumes. Those of `media` are on its device, too; those of `pond` are nowhere else.
+    /// Fills both volumes with pattern 1. That of `media` is on its device, too; that of `pond`
+    /// exists only in the cache.
     fn fill(&self) {
         let daemon = self.start();
         for volume in ["media", "pond"] {
@@ -70,7 +71,7 @@ impl Site {
     }
 }
 
-/// What the superblock says.
+/// Returns the state in the superblock.
 fn state_of(backing: &str) -> String {
     let shown = json(&bcached(&["show", "--json", backing]).out);
     shown["backing"]["state"].as_str().expect("a state").to_owned()
@@ -87,7 +88,7 @@ fn is_home(status: &serde_json::Value) -> bool {
     status["volumes"][0]["state"] == "served" && status["volumes"][0]["cache"] == "fast"
 }
 
-/// An SSD that was out of its slot kept a machine from its data, all of which was on the disk.
+/// A regression: a removed SSD blocked access to data all of which was on the disk.
 #[test]
 fn a_clean_volume_is_served_without_its_cache_and_nothing_old_comes_back() {
     if !requires("nbdcopy") {
@@ -112,7 +113,7 @@ fn a_clean_volume_is_served_without_its_cache_and_nothing_old_comes_back() {
     fill(&site.images, &daemon, "media", &pattern(DATA_BYTES, 2));
     assert!(bytes(&site.media)[8192..][..DATA_BYTES] == pattern(DATA_BYTES, 2), "all of it is on the device");
     refused(&daemon, &["attach", "media"], 4, "the cache fast is not open");
-    // Nothing is left to be done in order: what was written is there.
+    // No clean stop is needed: written data is there.
     daemon.kill();
 
     site.plug();
@@ -133,7 +134,8 @@ fn a_clean_volume_is_served_without_its_cache_and_nothing_old_comes_back() {
     assert_eq!(check.exit, 0, "{check:?}");
 }
 
-/// It comes back while the volume is served: the volume goes back to it under its clients, and finds nothing of before.
+/// The cache returns while the volume is served: the volume returns to it under its clients, and
+/// reads no stale data.
 #[test]
 fn a_cache_that_returns_gets_its_volumes_back() {
     if !requires("nbdcopy") {
@@ -157,7 +159,8 @@ fn a_cache_that_returns_gets_its_volumes_back() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// Its newest data is in the cache. It waits for that however long it takes, and its device is not touched.
+/// The newest data is in the cache. The volume waits for it however long it takes, and its device
+/// is not written.
 #[test]
 fn a_dirty_volume_waits_for_its_cache() {
     if !requires("nbdcopy") {
@@ -176,7 +179,7 @@ fn a_dirty_volume_waits_for_its_cache() {
         reason.starts_with("its newest data is in the cache set") && reason.ends_with(wanted),
         "{reason}"
     );
-    // The other one has been served for a while: this one is not late, but waits.
+    // The other volume has been served for a while: this one is not just late, but waits.
     std::thread::sleep(std::time::Duration::from_secs(3));
     assert_eq!(volume(&daemon, "pond")["state"], "waiting");
     assert!(bytes(&site.pond) == before, "its device was written");
@@ -186,7 +189,7 @@ fn a_dirty_volume_waits_for_its_cache() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// A cache that is there and refused for damage is as dead as one that is not.
+/// A cache that is present but refused for damage counts as missing.
 #[test]
 fn a_clean_volume_is_served_without_a_cache_that_is_damaged() {
     if !requires("nbdcopy") {
@@ -194,7 +197,7 @@ fn a_clean_volume_is_served_without_a_cache_that_is_damaged() {
     }
     let site = Site::new();
     site.fill();
-    // Within the list of journal buckets, which the sum covers.
+    // Within the list of journal buckets, which the checksum covers.
     patch(&site.cache, 4096 + 216, &[0xff; 8]);
     let daemon = site.start();
     let (media, pond) = (volume(&daemon, "media"), volume(&daemon, "pond"));
@@ -203,7 +206,7 @@ fn a_clean_volume_is_served_without_a_cache_that_is_damaged() {
         (Some("degraded"), Some("failed")),
         "{media} {pond}"
     );
-    // It was called missing, and to be connected.
+    // A regression: it was reported as missing, with the advice to connect it.
     let why = media["reason"].as_str().unwrap_or_default();
     let is_said = why.contains(") is there, and refused (cannot use ");
     assert!(is_said && why.contains("`bcached check`") && !why.contains("missing"), "{media}");
@@ -212,7 +215,8 @@ fn a_clean_volume_is_served_without_a_cache_that_is_damaged() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// With another cache beside it nobody knew whose volume it is: it was not served.
+/// A regression: with another cache beside it, the volume could not be assigned to a cache, and was
+/// not served.
 #[test]
 fn a_clean_volume_of_several_caches_is_served_without_its_own_that_is_damaged() {
     if !requires("nbdcopy") {
@@ -240,7 +244,7 @@ fn a_clean_volume_of_several_caches_is_served_without_its_own_that_is_damaged() 
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// What was detached on purpose meanwhile has no cache to come back to.
+/// A volume that was detached deliberately meanwhile has no cache to return to.
 #[test]
 fn a_volume_that_was_detached_while_its_cache_was_missing_stays_so() {
     let site = Site::new();
@@ -262,8 +266,9 @@ fn a_volume_that_was_detached_while_its_cache_was_missing_stays_so() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// A volume that had gone on without its cache, for good: the section of the cache names another device since. It said for ever that it is
-/// attached to the former set, and that nothing overrides that; a replacement that a stop met before its volumes had come was so.
+/// A volume went on without its cache, and the section of the cache permanently names another
+/// device since. A regression: it failed permanently as attached to the former set, with no way to
+/// override that. So did a volume whose replacement was stopped before it had joined.
 #[test]
 fn a_volume_that_went_on_without_its_cache_goes_to_the_one_there_is_now() {
     if !requires("nbdcopy") {
@@ -281,12 +286,12 @@ fn a_volume_that_went_on_without_its_cache_goes_to_the_one_there_is_now() {
     let daemon = site.start();
     daemon.wait_for("on the other one", |_| volume(&daemon, "media")["attached"] == true);
     site.expect(&daemon, "media", 1);
-    // What is dirty is in the former one, and nowhere else.
+    // The dirty data is in the former cache, and nowhere else.
     assert!(volume(&daemon, "pond")["state"] != "served", "{}", daemon.status());
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// It is not about to be opened: nobody knows whether it ever comes.
+/// The cache is not about to be opened: it may never appear.
 #[test]
 fn a_cache_that_is_missing_is_not_said_to_be_opening() {
     let site = Site::new();
@@ -305,7 +310,8 @@ fn a_cache_that_is_missing_is_not_said_to_be_opening() {
     assert_eq!(daemon.stop().0, 0);
 }
 
-/// What waits for its cache has its device: a copy of that was taken for another volume.
+/// A volume that waits for its cache holds its device. A regression: a copy of that device was
+/// taken for another volume.
 #[test]
 fn a_copy_of_a_volume_that_waits_is_not_added() {
     if !requires("nbdcopy") {

@@ -1,5 +1,5 @@
-//! The options of a cache: one table, as that of volumes. Names and units are the kernel's (`/sys/fs/bcache/SET/`); what differs from it
-//! is in `docs/compat.md`.
+//! The options of a cache: one table, like that of volumes. Names and units are the kernel's
+//! (`/sys/fs/bcache/SET/`); differences are listed in `docs/compat.md`.
 
 use super::value::{Kind, Value};
 use super::{Definition, NUMBER_MAX, Place, Scope};
@@ -7,7 +7,7 @@ use bcached_engine::{Options, Settings};
 use bcached_format::Replacement;
 use std::time::Duration;
 
-/// A field of the options of a set, and the variant of [`Value`] that its kind reads.
+/// A field of a set's options, and the variant of [`Value`] that its kind uses.
 macro_rules! set {
     ($variant:ident, $field:ident) => {
         Place::Set {
@@ -21,7 +21,7 @@ macro_rules! set {
     };
 }
 
-/// A time among them, which is a number of whole units.
+/// A field that is a time, as a number of whole units.
 macro_rules! time {
     ($field:ident, $count:ident, $make:ident) => {
         Place::Set {
@@ -35,7 +35,7 @@ macro_rules! time {
     };
 }
 
-/// Every option, in the order in which `get` prints them.
+/// All options, in the order in which `get` prints them.
 pub static OPTIONS: &[Definition] = &[
     of_cache(
         "cache_replacement_policy",
@@ -127,7 +127,8 @@ const fn flag(value: &Value) -> Option<bool> {
     if let Value::Flag(is) = value { Some(*is) } else { None }
 }
 
-/// What the superblock is to say of what `said` says; the rest stays as it is there.
+/// Returns the settings for the superblock, from the options for which `said` returns a value; the
+/// others stay as they are there.
 pub fn settings<'a>(said: impl Fn(&str) -> Option<&'a Value>) -> Settings {
     let mut settings = Settings::default();
     for option in OPTIONS {
@@ -138,7 +139,8 @@ pub fn settings<'a>(said: impl Fn(&str) -> Option<&'a Value>) -> Settings {
     settings
 }
 
-/// Makes `options` what `said` says of each option of the table, and what is default where it says nothing.
+/// Sets each option of the table in `options` to the value that `said` returns, or to its default
+/// if there is none.
 pub fn apply<'a>(options: &mut Options, said: impl Fn(&str) -> Option<&'a Value>) {
     let fresh = Options::default();
     for option in OPTIONS {

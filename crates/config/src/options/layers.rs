@@ -1,10 +1,10 @@
-//! Who has said what of a volume's options, and which of it is in force.
+//! The sources of a volume's or cache's options, and which value is in force.
 //!
 //! ```text
-//!   runtime      said to the daemon, until it stops               counts most
-//!   configured   of the files, the last one that says it; `99-set.toml` is the last
+//!   runtime      set in the running daemon, until it stops        highest precedence
+//!   configured   the last file that sets it; `99-set.toml` is read last
 //!   superblock   cache mode and label; of a cache, its policy and discard
-//!   default      of the engine                                    counts least
+//!   default      of the engine                                    lowest precedence
 //! ```
 
 use super::quiet_hours::QuietHours;
@@ -15,10 +15,10 @@ use bcached_engine::{Options, Settings, VolumeOptions};
 use bcached_format::CacheMode;
 use std::collections::BTreeMap;
 
-/// What files say of a volume's options, by name.
+/// The options that files set, by name.
 pub type Configured = BTreeMap<&'static str, Setting>;
 
-/// A value, and where it stands.
+/// A value, and its location.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Setting {
     /// The value.
@@ -27,35 +27,35 @@ pub struct Setting {
     pub origin: Origin,
 }
 
-/// Everything that has been said.
+/// All options that have been set.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Layers {
     /// By files.
     pub configured: Configured,
-    /// To the running daemon, by option's name.
+    /// In the running daemon, by name of the option.
     pub runtime: BTreeMap<&'static str, Value>,
 }
 
-/// Whose word counts.
+/// The source of the value in force.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source<'a> {
-    /// Somebody's who spoke to the daemon.
+    /// A command to the running daemon.
     Runtime,
-    /// A file's.
+    /// A file.
     Configured(&'a Origin),
 }
 
-/// Two values that cannot be had together.
+/// Two values that contradict each other.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Contradiction {
     /// Both, as a clause.
     pub what: String,
-    /// Their names.
+    /// The names of the options.
     pub options: [&'static str; 2],
 }
 
 impl Layers {
-    /// What has been said of the option called `name`, and by whom; `None` if nothing was.
+    /// Returns the value of the option `name` and its source; `None` if it is not set.
     #[must_use]
     pub fn said(&self, name: &str) -> Option<(&Value, Source<'_>)> {
         let runtime = self.runtime.get(name).map(|value| (value, Source::Runtime));
@@ -66,7 +66,7 @@ impl Layers {
         runtime.or_else(configured)
     }
 
-    /// The engine's options that follow, at this `minute` of the day.
+    /// Returns the resulting options for the engine, at this `minute` of the day.
     #[must_use]
     pub fn volume_options(&self, minute: impl FnOnce() -> u16) -> VolumeOptions {
         let mut options = VolumeOptions::default();
@@ -79,18 +79,19 @@ impl Layers {
         options
     }
 
-    /// Makes `options`, of the engine of a cache, what was said of that.
+    /// Sets `options`, for the engine of a cache, to the values in force.
     pub fn apply_to_cache(&self, options: &mut Options) {
         cache_options::apply(options, |name| self.said(name).map(|(value, _)| value));
     }
 
-    /// What the files say that is kept in the superblock of a cache, whatever was said to the daemon.
+    /// Returns the configured values that are stored in the superblock of a cache, whatever was set
+    /// at run time.
     #[must_use]
     pub fn kept_settings(&self) -> Settings {
         cache_options::settings(|name| self.configured.get(name).map(|setting| &setting.value))
     }
 
-    /// The quiet hours, if there are any.
+    /// Returns the quiet hours, if there are any.
     #[must_use]
     pub fn quiet_hours(&self) -> Option<QuietHours> {
         match self.said("quiet_hours") {
@@ -99,22 +100,22 @@ impl Layers {
         }
     }
 
-    /// The cache mode that was asked for.
+    /// Returns the cache mode in force, if one is set.
     #[must_use]
     pub fn cache_mode(&self) -> Option<CacheMode> {
         self.said("cache_mode").and_then(|(value, _)| mode(value))
     }
 
-    /// The cache mode that the files ask for, whatever was said to the daemon.
+    /// Returns the cache mode that the files set, whatever was set at run time.
     #[must_use]
     pub fn configured_mode(&self) -> Option<CacheMode> {
         self.configured.get("cache_mode").and_then(|setting| mode(&setting.value))
     }
 
-    /// Sees that all that is in force can be had together.
+    /// Checks that the values in force do not contradict each other.
     ///
     /// # Errors
-    /// What cannot.
+    /// The two values that do.
     pub fn check(&self) -> Result<(), Contradiction> {
         let options = self.volume_options(|| 0);
         let below = |lower: &'static str, upper: &'static str, is_in_order: bool| {
@@ -148,7 +149,7 @@ fn read(option: &Definition, options: &VolumeOptions) -> Option<Value> {
     }
 }
 
-/// The cache mode that `value` names.
+/// Returns the cache mode that `value` names.
 fn mode(value: &Value) -> Option<CacheMode> {
     use CacheMode::{None as Nothing, Writearound, Writeback, Writethrough};
     let Value::Word(word) = value else { return None };

@@ -1,8 +1,10 @@
-//! The options of volumes and caches: a table of each ([`cache_options`]). Configuration keys, `get`, `set`, `unset`, their help and the guide are fed by
-//! it; a new option is a line here.
+//! The options of volumes and caches: one table for each ([`cache_options`] has the caches'). The
+//! tables define the configuration keys, `get`, `set`, `unset`, their help and the guide; a new
+//! option is a line in a table.
 //!
-//! Names, ranges, defaults and units of bare numbers are the kernel's (`/sys/block/bcacheN/bcache/`), where it has the
-//! option. Where a value comes from is the business of [`layers`].
+//! Names, ranges, defaults and units of bare numbers are the kernel's
+//! (`/sys/block/bcacheN/bcache/`), where it has the option. [`layers`] decides where a value comes
+//! from.
 
 pub mod cache_options;
 pub mod layers;
@@ -21,68 +23,70 @@ use value::{Kind, Refused, Value};
 pub struct Definition {
     /// The kernel's name, where it has the option.
     pub name: &'static str,
-    /// Of what it is an option.
+    /// What has the option.
     pub scope: Scope,
-    /// What it is, in a sentence.
+    /// What it does, in a sentence.
     pub help: &'static str,
-    /// Which values it has.
+    /// The values that it accepts.
     pub kind: Kind,
-    /// What a plain number counts; empty where the kind or the name says it.
+    /// The unit of a plain number; empty where the kind or the name shows it.
     unit: &'static str,
-    /// `none` is a value as well.
+    /// `none` is a valid value, too.
     is_optional: bool,
-    /// The kernel has it: a number out of the range becomes the end of the range, as there, but not without a word.
+    /// The kernel has the option. A number out of range becomes the nearest end of the range, as in
+    /// the kernel, but not silently.
     pub is_of_kernel: bool,
-    /// Where its value is.
+    /// Where its value is stored.
     pub place: Place,
 }
 
-/// Of what something is an option.
+/// What has an option.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scope {
     /// Each volume has its own value.
     Volume,
-    /// Each cache has.
+    /// Each cache has its own value.
     Cache,
 }
 
-/// Where the value of an option is.
+/// Where the value of an option is stored.
 #[derive(Clone, Copy, Debug)]
 pub enum Place {
-    /// In the backing superblock, to be read only.
+    /// In the backing superblock, read-only here.
     Label,
     /// In the backing superblock.
     CacheMode,
-    /// With the engine, which says it anew every few seconds.
+    /// In the engine, which recomputes it every few seconds.
     Pace,
-    /// With the supervisor, which tells the engine what follows from it.
+    /// In the supervisor, which tells the engine when they begin and end.
     QuietHours,
-    /// With the engine, as long as the volume is served.
+    /// In the engine, as long as the volume is served.
     Engine {
-        /// The value in those options.
+        /// Reads the value from the engine's options.
         read: fn(&VolumeOptions) -> Value,
         /// Changes it there.
         write: fn(&mut VolumeOptions, &Value),
     },
-    /// In the superblock of a cache, and with its engine until it says something else.
+    /// In the superblock of a cache; a value in the options of its engine overrides that.
     Kept {
-        /// What the superblock says.
+        /// Reads the value from the superblock's settings.
         read: fn(&Settings) -> Option<Value>,
-        /// Makes the engine keep to a value, or with `None` to what the superblock says.
+        /// Makes the engine use a value, or with `None` the one in the superblock.
         write: fn(&mut Options, Option<&Value>),
-        /// Makes it what the superblock is to say.
+        /// Changes the value that is to be written to the superblock.
         keep: fn(&mut Settings, &Value),
     },
-    /// With the engine of a cache.
+    /// In the engine of a cache.
     Set {
-        /// The value in those options.
+        /// Reads the value from the engine's options.
         read: fn(&Options) -> Value,
         /// Changes it there.
         write: fn(&mut Options, &Value),
     },
 }
 
-/// An option of the engine: a field of [`VolumeOptions`] and the variant of [`Value`] that its kind reads.
+/// An option of the engine: a field of [`VolumeOptions`] and the variant of [`Value`] that its kind
+/// uses.
 macro_rules! engine {
     ($variant:ident, $field:ident) => {
         Place::Engine {
@@ -132,17 +136,17 @@ impl Definition {
         }
     }
 
-    /// A goal of ours, which can be had or not.
+    /// An option of bcached, not of the kernel, that may be `none`.
     const fn goal(name: &'static str, kind: Kind, place: Place, help: &'static str) -> Self {
         Self { is_optional: true, is_of_kernel: false, ..Self::of_kernel(name, kind, place, help) }
     }
 
-    /// An option of ours that always has a value.
+    /// An option of bcached, not of the kernel, that always has a value.
     const fn own(name: &'static str, kind: Kind, place: Place, help: &'static str) -> Self {
         Self { is_optional: false, ..Self::goal(name, kind, place, help) }
     }
 
-    /// Unless somebody says what it is, something else does.
+    /// Permits `none`: something else then determines the value.
     const fn optional(self) -> Self {
         Self { is_optional: true, ..self }
     }
@@ -152,19 +156,19 @@ impl Definition {
     }
 }
 
-/// The kernel keeps numbers in 32 bits.
+/// The kernel stores numbers in 32 bits.
 const NUMBER_MAX: u64 = u32::MAX as u64;
 
-/// Milliseconds of as many seconds as the kernel can count.
+/// The largest number of seconds that the kernel can store, in milliseconds.
 const TIME_MAX: u64 = NUMBER_MAX * 1000;
 
-/// The greatest rate that the kernel's controller goes to, in sectors a second: half a terabyte.
+/// The highest rate of the kernel's controller, in sectors per second: half a terabyte.
 const RATE_MAX: u64 = 1_000_000_000;
 
-/// The rate of write-back before anything has been measured, in sectors a second.
+/// The rate of write-back before anything has been measured, in sectors per second.
 const RATE_FIRST: u64 = 1024;
 
-/// Every option of a volume, in the order in which `get` prints them.
+/// All options of a volume, in the order in which `get` prints them.
 pub static OPTIONS: &[Definition] = &[
     Definition::of_kernel(
         "cache_mode",
@@ -323,7 +327,7 @@ pub static OPTIONS: &[Definition] = &[
 ];
 
 impl Scope {
-    /// Every option of such, in the order in which `get` prints them.
+    /// Returns all options in this scope, in the order in which `get` prints them.
     #[must_use]
     pub fn options(self) -> &'static [Definition] {
         match self {
@@ -332,13 +336,13 @@ impl Scope {
         }
     }
 
-    /// The option called `name`.
+    /// Returns the option called `name`.
     #[must_use]
     pub fn find(self, name: &str) -> Option<&'static Definition> {
         self.options().iter().find(|option| option.name == name)
     }
 
-    /// Of what the others are.
+    /// Returns the other scope.
     const fn other(self) -> Self {
         match self {
             Self::Volume => Self::Cache,
@@ -346,7 +350,7 @@ impl Scope {
         }
     }
 
-    /// In a word, as it is typed.
+    /// Returns the placeholder for its name in a command line.
     #[must_use]
     pub const fn placeholder(self) -> &'static str {
         match self {
@@ -363,18 +367,21 @@ impl Scope {
     }
 }
 
-/// The options whose names are nearest to `typed`, which is none: most likely meant first.
+/// Returns the names of options nearest to `typed`, which is not an option; the most likely one
+/// first.
 #[must_use]
 pub fn near(scope: Scope, typed: &str) -> Vec<&'static str> {
     nearest(scope.options().iter().map(|option| option.name), typed)
 }
 
-/// Those of `names` that are nearest to `typed`, which is none of them: most likely meant first.
+/// Returns those of `names` nearest to `typed`, which is none of them; the most likely one first.
 #[must_use]
 pub fn nearest<'a>(names: impl Iterator<Item = &'a str>, typed: &str) -> Vec<&'a str> {
-    /// Chosen by eye: with a letter wrong or a word left out a name is near, another option's is not.
+    /// Chosen by trial: a name with a wrong letter or a missing word is near, that of another
+    /// option is not.
     const ENOUGH: f64 = 0.8;
-    /// How much less near than the nearest still counts: all names that begin with `writeback_` are alike.
+    /// How much farther than the nearest a name may be: all names that begin with `writeback_` are
+    /// alike.
     const BEHIND_MAX: f64 = 0.02;
     let typed = typed.to_lowercase().replace('-', "_");
     let mut near: Vec<_> = names
@@ -387,7 +394,7 @@ pub fn nearest<'a>(names: impl Iterator<Item = &'a str>, typed: &str) -> Vec<&'a
     close.map(|(_, name)| name).take(3).collect()
 }
 
-/// The refusal of an option that such things do not have.
+/// Creates the failure for an option that does not exist in this scope.
 #[must_use]
 pub fn unknown(scope: Scope, name: &str) -> Failure {
     let (it, other) = (scope.name(), scope.other());
@@ -405,7 +412,7 @@ pub fn unknown(scope: Scope, name: &str) -> Failure {
     }
 }
 
-/// Lines for `--help`: each option and what it is.
+/// Formats the lines for `--help`: each option and its purpose.
 #[must_use]
 pub fn help() -> String {
     let both = [Scope::Volume, Scope::Cache];
@@ -419,15 +426,15 @@ pub fn help() -> String {
 }
 
 impl Definition {
-    /// The value that `typed` says.
+    /// Parses `typed`.
     ///
     /// # Errors
-    /// It says none, or one out of the range.
+    /// It is not a value, or is out of range.
     pub fn read(&self, typed: &str) -> Result<Value, Refused> {
         if self.is_optional && typed == "none" { Ok(Value::None) } else { self.kind.read(typed) }
     }
 
-    /// What it is where nobody says anything; `None` if only its device can say.
+    /// Returns the default; `None` if only the device can tell.
     #[must_use]
     pub fn default(&self) -> Option<Value> {
         match self.place {
@@ -437,20 +444,21 @@ impl Definition {
             Place::QuietHours => Some(Value::None),
             Place::Engine { read, .. } => Some(read(&VolumeOptions::default())),
             Place::Set { read, .. } => Some(read(&Options::default())),
-            // What `make` writes unless it is told.
+            // What `make` writes by default.
             Place::Kept { read, .. } => {
                 read(&Settings { discard: Some(false), replacement: Some(Replacement::default()) })
             }
         }
     }
 
-    /// A volume that lives in its cache alone has it as well: it is about no backing device.
+    /// Returns whether a volume that lives in its cache only has the option, because it concerns no
+    /// backing device.
     #[must_use]
     pub fn is_of_flash(&self) -> bool {
         matches!(self.name, "label" | "on_cache_error" | "freeze_timeout")
     }
 
-    /// Whether it can be a key of the configuration; if not, what to do instead.
+    /// Returns what to do instead if the option cannot be a key of the configuration, else `None`.
     #[must_use]
     pub const fn not_configured(&self) -> Option<&'static str> {
         match self.place {
@@ -462,14 +470,14 @@ impl Definition {
         }
     }
 
-    /// What the printed form of `value`, one of this option's, counts.
+    /// Returns the unit of the printed form of `value`, a value of this option.
     #[must_use]
     pub fn unit(&self, value: &Value) -> Option<&'static str> {
         let own = (!self.unit.is_empty() && matches!(value, Value::Number(_))).then_some(self.unit);
         value.unit().or(own)
     }
 
-    /// Its values in words, for tables.
+    /// Describes its values in words, for tables.
     #[must_use]
     pub fn values(&self) -> String {
         let range = |min: u64, max: u64, make: fn(u64) -> Value| {

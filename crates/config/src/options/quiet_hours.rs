@@ -1,25 +1,25 @@
-//! Quiet hours: `23:00-07:00`, of the local time of the machine. The engine knows no wall clock: the supervisor tells
-//! it when they begin and end.
+//! Quiet hours: `23:00-07:00`, in the local time of the machine. The engine has no wall clock: the
+//! supervisor tells it when they begin and end.
 //!
-//! Hours are of the clock on the wall. Where it is put forward over an end of them, they begin or end with that; where
-//! it is put back, an hour may be quiet twice.
+//! The hours are wall-clock time. If the clock is put forward past one of their ends, they begin or
+//! end at that moment. If it is put back, an hour may be quiet twice.
 
 use std::fmt;
 
 /// Minutes of a day.
 const DAY: u16 = 24 * 60;
 
-/// From one minute of the day until another, over midnight if that is earlier.
+/// From one minute of the day until another; past midnight if that is earlier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QuietHours {
-    /// First minute of the day that is quiet.
+    /// First quiet minute of the day.
     from: u16,
-    /// First minute of the day that is not.
+    /// First minute of the day that is not quiet any more.
     until: u16,
 }
 
 impl QuietHours {
-    /// The hours that `typed` says; `24:00` is an end too.
+    /// Parses the hours; `24:00` is valid as an end.
     ///
     /// # Errors
     /// What is wrong, as a clause that begins with a verb.
@@ -38,7 +38,7 @@ impl QuietHours {
         Ok(hours)
     }
 
-    /// Whether `minute` of the day is quiet.
+    /// Returns whether `minute` of the day is quiet.
     #[must_use]
     pub fn contains(self, minute: u16) -> bool {
         if self.from < self.until {
@@ -67,8 +67,8 @@ fn minute(typed: &str) -> Option<u16> {
     (minute < 60 && minutes <= DAY).then_some(minutes)
 }
 
-/// The minute of the day that a clock on the wall shows: by `TZ` or `/etc/localtime`, which may change while the daemon
-/// runs; UTC on a machine that says neither.
+/// Returns the current minute of the day in local time, by `TZ` or `/etc/localtime`, which may
+/// change while the daemon runs; UTC on a machine that has neither.
 #[must_use]
 pub fn local_minute() -> u16 {
     let now = jiff::Zoned::now();

@@ -1,4 +1,5 @@
-//! What was said with `--runtime` holds until the daemon stops, and a take-over is no stop: it goes along, by the names of options, as it is typed.
+//! Options set with `--runtime`, in the form in which they are handed over. They hold until the
+//! daemon stops, and a hand-over is not a stop. They are passed by the names of options, as typed.
 
 use super::Scope;
 use super::layers::Layers;
@@ -6,41 +7,41 @@ use super::value::Value;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Whose it is. Another device is another cache or volume, whatever its name.
+/// The owner of the options. Another device is another cache or volume, whatever its name.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Whose {
-    /// A cache's.
+    /// A cache.
     Cache {
         /// Its name in the configuration.
         name: Option<String>,
-        /// As it is named there.
+        /// Its device, as configured.
         device: String,
     },
-    /// A volume's that has a device.
+    /// A volume with a backing device.
     Volume {
         /// Its name in the configuration.
         name: Option<String>,
-        /// As it is named there.
+        /// Its backing device, as configured.
         backing: String,
     },
-    /// A volume that lives in a cache alone, by its UUID.
+    /// A volume that lives in a cache only, by its UUID.
     Lodger {
-        /// It.
+        /// The UUID.
         uuid: String,
     },
 }
 
-/// What was said of one cache or volume.
+/// The run-time options of one cache or volume.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Said {
-    /// Whose it is.
+    /// The owner.
     pub whose: Whose,
     options: BTreeMap<String, String>,
 }
 
 impl Said {
-    /// All of it; `None` if nothing was.
+    /// Collects the run-time options; `None` if there are none.
     #[must_use]
     pub fn of(whose: Whose, layers: &Layers) -> Option<Self> {
         let options = layers.runtime.iter().map(|(name, value)| ((*name).to_owned(), value.to_string()));
@@ -48,7 +49,8 @@ impl Said {
         (!options.is_empty()).then_some(Self { whose, options })
     }
 
-    /// Adds it to what else is said. What is not understood here, or does not fit what the files say by now, is left out and named.
+    /// Adds the options to `layers`. One that is unknown here, or does not fit what the files now
+    /// set, is left out, with a warning that names it.
     pub fn add_to(&self, layers: &mut Layers, scope: Scope, owner: &str) {
         for (name, typed) in &self.options {
             let option = scope.find(name);
@@ -64,7 +66,7 @@ impl Said {
     }
 }
 
-/// False if it does not fit the others; then nothing has changed.
+/// Adds one option. Returns false, and changes nothing, if it does not fit the others.
 fn add(layers: &mut Layers, name: &'static str, value: Value) -> bool {
     let mut together = layers.clone();
     together.runtime.insert(name, value);
@@ -89,7 +91,7 @@ mod tests {
         layers
     }
 
-    /// Each option's value is the same after the way.
+    /// The value of each option survives a hand-over.
     #[test]
     fn what_is_said_comes_as_it_was() {
         for (scope, all) in [(Scope::Volume, OPTIONS), (Scope::Cache, cache_options::OPTIONS)] {
@@ -103,7 +105,8 @@ mod tests {
                 let said = serde_json::from_str::<Said>(&serde_json::to_string(&said).expect("JSON"));
                 let mut after = Layers::default();
                 said.expect("the same").add_to(&mut after, scope, "tank");
-                // What does not fit the defaults alone is not there; else nothing is another.
+                // A value that contradicts the defaults is left out; otherwise all values are
+                // equal.
                 if before.check().is_ok() {
                     assert_eq!(after, before, "{}={typed}", option.name);
                 }

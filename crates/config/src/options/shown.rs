@@ -5,7 +5,7 @@ use super::value::Value;
 use super::{Definition, Scope};
 use bcached_control::options::{Named, Number, Shown};
 
-/// The owner of options in `scope`.
+/// Returns the owner of options in `scope`.
 #[must_use]
 pub fn named(scope: Scope, name: &str) -> Named {
     match scope {
@@ -14,7 +14,8 @@ pub fn named(scope: Scope, name: &str) -> Named {
     }
 }
 
-/// An option with its value in force. Its origin is the default until [`say_where_from`] says otherwise.
+/// Returns an option with its value in force. Its origin is the default until [`say_where_from`]
+/// changes it.
 #[must_use]
 pub fn shown(option: &Definition, value: Option<&Value>) -> Shown {
     Shown {
@@ -29,7 +30,7 @@ pub fn shown(option: &Definition, value: Option<&Value>) -> Shown {
     }
 }
 
-/// Fills in the origin of a value that somebody has configured or set.
+/// Fills in the origin of a value that was configured or set.
 pub fn say_where_from(shown: &mut Shown, said: Option<(&Value, Source<'_>)>) {
     match said {
         Some((_, Source::Runtime)) => "runtime".clone_into(&mut shown.origin),

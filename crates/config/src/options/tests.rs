@@ -7,7 +7,7 @@ fn read(name: &str, typed: &str) -> Result<Value, Refused> {
     Scope::Volume.find(name).unwrap_or_else(|| panic!("{name} is an option")).read(typed)
 }
 
-/// What `typed` is printed as.
+/// Returns the printed form of `typed`.
 fn printed(name: &str, typed: &str) -> String {
     read(name, typed).unwrap_or_else(|refused| panic!("{name}={typed}: {refused:?}")).to_string()
 }
@@ -19,7 +19,7 @@ fn why(name: &str, typed: &str) -> String {
     }
 }
 
-/// `get` and `set` are each other's inverse: of the default, and of every value here.
+/// `get` and `set` are inverses, for the default and for every value here.
 #[test]
 fn what_is_printed_is_understood_again() {
     for option in OPTIONS.iter().chain(cache_options::OPTIONS) {
@@ -104,7 +104,7 @@ fn what_is_not_understood_is_refused_with_its_reason() {
     }
 }
 
-/// The end that the kernel would take without a word.
+/// The error names the limit, to which the kernel would adjust the value silently.
 #[test]
 fn a_number_out_of_its_range_names_the_end() {
     for (name, typed, end, sentence) in [
@@ -133,7 +133,7 @@ fn hours_go_over_midnight() {
     assert!(quiet(hours("20:00-24:00"), 23, 59) && !quiet(hours("20:00-24:00"), 0, 0));
 }
 
-/// Each option of the engine reaches a field of its own, and is read from there.
+/// Each option of the engine is written to and read from a field of its own.
 #[test]
 fn every_option_reaches_the_engine() {
     let typed = |option: &Definition| match option.kind {
@@ -167,7 +167,8 @@ fn every_option_reaches_the_engine() {
     }
 }
 
-/// The kernel pushes the one that is written between its neighbours, without a word.
+/// Terms out of order are refused. The kernel silently moves the one that is written between its
+/// neighbours.
 #[test]
 fn the_terms_are_in_order() {
     let check = |said: &[(&str, &str)]| {
@@ -207,7 +208,7 @@ fn what_was_most_likely_meant_is_named() {
     assert!(refused(Scope::Cache, "cache_mode").contains("is no option of a cache: it is one of a volume"));
 }
 
-/// Each says what it says, of its own field and no other.
+/// Each option of a cache changes its own field and no other.
 #[test]
 fn an_option_of_a_cache_is_its_own() {
     let fresh = Options::default();
@@ -245,7 +246,7 @@ fn an_option_of_a_cache_is_its_own() {
     }
 }
 
-/// One line of the guide's tables for each option, and none for anything else.
+/// The guide's tables have one line for each option, and no others.
 #[test]
 fn the_guide_has_the_tables() {
     table(OPTIONS, "| option | values | default | what it is |\n|---|---|---|---|\n");

@@ -1,25 +1,27 @@
-//! Values of options: how each kind is read from what people and files say, and printed so that it can be read back.
+//! Values of options: how each kind is parsed from commands and files, and printed so that it can
+//! be parsed again.
 //!
-//! What is printed is exact: `get` and `set` are each other's inverse, and `99-set.toml` holds what `get` prints. A size
-//! has the largest suffix that leaves a whole number; a bare number has the unit of its option.
+//! The printed form is exact: `get` and `set` are inverses, and `99-set.toml` holds what `get`
+//! prints. A size has the largest suffix that leaves a whole number; a bare number has the unit of
+//! its option.
 
 use super::quiet_hours::QuietHours;
 use bcached_control::sizes::{self, Bare};
 use std::fmt;
 use std::time::Duration;
 
-/// What an option can be set to.
+/// A value of an option.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Value {
-    /// No such limit, goal or hours.
+    /// No limit, no goal or no hours.
     None,
-    /// Yes or no, printed as the kernel does: `1` or `0`.
+    /// True or false, printed as the kernel does: `1` or `0`.
     Flag(bool),
-    /// A plain number; its unit is the option's.
+    /// A plain number; the option defines its unit.
     Number(u64),
     /// Bytes.
     Size(u64),
-    /// Sectors of 512 bytes a second.
+    /// Sectors of 512 bytes per second.
     Rate(u64),
     /// A time, in whole milliseconds.
     Time(Duration),
@@ -27,22 +29,24 @@ pub enum Value {
     Word(&'static str),
     /// Hours of the day.
     Hours(QuietHours),
-    /// A text of somebody's own.
+    /// Free text.
     Text(String),
 }
 
-/// Which values an option has. Ranges include both ends.
+/// The values that an option accepts. Ranges include both ends.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
-    /// [`Value::Flag`]. As in the kernel any number but 0 is a yes; `true` and `false` are understood too.
+    /// [`Value::Flag`]. As in the kernel any number but 0 is true; `true` and `false` are accepted
+    /// too.
     Flag,
     /// [`Value::Number`].
     Number(u64, u64),
     /// [`Value::Size`]; a bare number is bytes.
     Size,
-    /// [`Value::Size`] of stripes, made so large that few enough have to be counted; a bare number is bytes.
+    /// [`Value::Size`] of stripes, increased so far that few enough of them have to be counted; a
+    /// bare number is bytes.
     Stripe,
-    /// [`Value::Rate`]; a bare number is sectors a second.
+    /// [`Value::Rate`]; a bare number is sectors per second.
     Rate(u64, u64),
     /// [`Value::Time`] in milliseconds; a bare number is seconds.
     Time(u64, u64),
@@ -54,20 +58,20 @@ pub enum Kind {
     Text,
 }
 
-/// Why what was said is no value of an option, as a clause.
+/// Why a text is not a value of an option, as a clause.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Refused {
-    /// It has another form.
+    /// It has the wrong form.
     NotUnderstood(String),
-    /// It is beyond an end of the range; the end.
+    /// It is out of range; the nearest end of the range.
     OutOfRange(String, Value),
 }
 
 impl Kind {
-    /// The value that `typed` says.
+    /// Parses `typed`.
     ///
     /// # Errors
-    /// It says none, or one out of the range.
+    /// It is not a value, or is out of range.
     pub fn read(self, typed: &str) -> Result<Value, Refused> {
         let not_understood = |why: String| Refused::NotUnderstood(format!("`{typed}` {why}"));
         match self {
@@ -117,7 +121,7 @@ fn flag(typed: &str) -> Option<bool> {
     }
 }
 
-/// A whole number; one that is too large for any option is the largest there is.
+/// Parses a whole number. One that is too large becomes `u64::MAX`, which is out of every range.
 fn digits(typed: &str) -> Option<u64> {
     let is_number = !typed.is_empty() && typed.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| typed.parse().unwrap_or(u64::MAX))
@@ -173,7 +177,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// `bytes` with the largest suffix that is exact; `None` if there is none.
+/// Formats `bytes` with the largest suffix that is exact; `None` if there is none.
 fn with_suffix(bytes: u64) -> Option<String> {
     let step = (bytes.trailing_zeros() / 10).min(5);
     let suffix = ["", "k", "M", "G", "T", "P"][step as usize];
@@ -192,7 +196,7 @@ fn of_time(time: Duration) -> String {
 }
 
 impl Value {
-    /// What the printed number counts, where neither its suffix nor its option says so.
+    /// Returns the unit of the printed number, where neither its suffix nor its option shows it.
     #[must_use]
     pub fn unit(&self) -> Option<&'static str> {
         match self {
@@ -203,7 +207,7 @@ impl Value {
         }
     }
 
-    /// As a value of a configuration file.
+    /// Returns the value as it appears in a configuration file.
     #[must_use]
     pub fn to_toml(&self) -> toml::Value {
         match self {

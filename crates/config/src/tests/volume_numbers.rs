@@ -1,11 +1,11 @@
-//! `number = N`: who is called how, and what is refused where it stands.
+//! Tests of `number = N`: the numbers that volumes get, and the errors with their locations.
 
 use super::*;
 
 const CACHE: &str = "version = 1\n[cache.a]\ndevice = \"/x\"\n";
 const SWAP: &str = "flash = \"UUID=6f0c1a52-2a53-4ae5-9a6f-9f6f5d6b2f10\"\n";
 
-/// The sections, of devices of their own.
+/// Returns the sections as a configuration file, each with a device of its own.
 fn text(sections: &[(&str, &str)]) -> String {
     let section = |(name, rest): &(&str, &str)| match rest.starts_with("flash") {
         true => format!("[volume.{name}]\n{rest}"),
@@ -39,7 +39,7 @@ fn a_volume_has_the_number_that_it_asks_for() {
     );
     assert_eq!((config.flash[0].number, config.places_of_volumes), (Some(6), 5));
     assert_eq!(config.numbers_asked, [0, 3, 6, 8191].into());
-    // Whichever file says it; what comes later moves nobody.
+    // Any file can set the number; a section added later moves no other volume.
     let more = "version = 1\n[volume.four]\nnumber = 1\n[volume.more]\nbacking = \"/dev/more\"\n";
     let config = load(&text(&sections), &[("10-more.toml", more)]).expect("good files");
     let wanted =

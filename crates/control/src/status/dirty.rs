@@ -1,16 +1,18 @@
-//! How much is dirty, and how far that is known. A number that is not known is absent, and never a zero.
+//! The amount of dirty data, and how far it is known. An amount that is not known is absent, never
+//! zero.
 
 use crate::sizes::human;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Dirty data.
+/// Amount of dirty data.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dirty {
-    /// All of it; absent if that is not known.
+    /// The whole amount; absent if it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_bytes: Option<u64>,
-    /// What has been counted where it may be more: the index has not been read to its end, or some of it is damaged.
+    /// What has been counted, if there may be more because the index is not read completely or is
+    /// damaged in part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_bytes_at_least: Option<u64>,
     /// `known`, `at-least` or `unknown`.
@@ -19,7 +21,7 @@ pub struct Dirty {
 }
 
 impl Dirty {
-    /// So many sectors were counted, which `is_all` of them or not.
+    /// Creates the amount from the number of sectors counted, and whether that is all.
     #[must_use]
     pub fn of(sectors: u64, is_all: bool) -> Self {
         let bytes = sectors * 512;
@@ -31,7 +33,7 @@ impl Dirty {
         Self { dirty_bytes, dirty_bytes_at_least, dirty_state: state.to_owned() }
     }
 
-    /// What has been counted.
+    /// Returns what has been counted.
     #[must_use]
     pub fn counted(&self) -> u64 {
         self.dirty_bytes.or(self.dirty_bytes_at_least).unwrap_or(0)

@@ -1,4 +1,4 @@
-//! The same for people, in lines.
+//! The status as text for people.
 
 use super::{Cache, Client, Log, Status, Volume, VolumeCounts};
 use crate::sizes::human;
@@ -6,11 +6,11 @@ use crate::statistics::CacheNumbers;
 use std::fmt::Write as _;
 
 impl Status {
-    /// Lines for people.
+    /// Formats the status as lines for people.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = format!("daemon {}, {}", self.pid, self.state);
-        // While it stops nothing is listened on any more.
+        // While the daemon stops, it listens nowhere.
         if !self.nbd.is_empty() {
             let _ = write!(text, " (NBD: {})", self.nbd.join(", "));
         }
@@ -71,7 +71,7 @@ impl Status {
     }
 }
 
-/// A line for each client of a volume, however many connections it has.
+/// Writes one line for each client of a volume, however many connections it has.
 fn write_clients(text: &mut String, clients: &[Client]) {
     let mut told: Vec<(&Client, usize, bool, bool)> = Vec::new();
     for client in clients {
@@ -100,7 +100,7 @@ fn write_clients(text: &mut String, clients: &[Client]) {
 }
 
 impl Log {
-    /// What is wrong with it, in a line.
+    /// Describes the trouble of the log, in a line.
     fn trouble(self) -> Option<String> {
         let lost = self.lines_lost;
         match self.stuck_seconds {
@@ -129,7 +129,7 @@ impl Cache {
                 Some(percent) if percent < 100 => format!(" (its index is {percent}% read)"),
                 _ => String::new(),
             };
-            // Before its index has been read nobody knows.
+            // The amount is not known before the index has been read.
             if let Some(cached) = counts.cached_bytes.filter(|_| counting.is_empty()) {
                 let size = counts.buckets * counts.bucket_bytes;
                 let _ = write!(line, ", {} of {} cached", human(cached), human(size));
@@ -144,7 +144,7 @@ impl Cache {
 }
 
 impl Volume {
-    /// What it is, in a line.
+    /// Describes the volume, in a line.
     #[must_use]
     pub fn line(&self) -> String {
         let mut line = self.state.clone();
@@ -189,7 +189,7 @@ impl Volume {
 mod tests {
     use super::*;
 
-    /// There was a line for each connection.
+    /// A client with several connections to a volume has a single line.
     #[test]
     fn a_client_has_one_line() {
         let client = |peer: &str, volume: &str, writing, read_only| Client {

@@ -1,6 +1,11 @@
-//! Somebody's question on its way to the handlers. Everything that may take a moment runs beside the thread, which hears signals; whoever may
-//! only look has one of a few seats for that, and keeps it until the work has ended, also after having hung up. What an engine does beside its
-//! own work has still fewer, which are kept until it has done it, also when nobody waits for the answer any more.
+//! Admission of requests on their way to the handlers.
+//!
+//! Everything that may take a moment runs on blocking threads, beside the control thread. A
+//! read-only client needs one of a few seats for that. The seat is held until the work has ended,
+//! even if the client has hung up.
+//!
+//! Work that an engine does beside its own has still fewer seats. They are held until the engine
+//! has done the work, even if no client waits for the answer any more.
 
 use super::server::Handlers;
 use axum::extract::{FromRequestParts, Request, State};
@@ -14,16 +19,18 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Guests are answered so many at once: the threads that do it are those of the control socket, too.
+/// Requests of read-only clients (guests) that are answered at once. The threads that do it also
+/// serve the control socket.
 const SEATS: usize = 16;
 
-/// So many of them may wait for an event meanwhile; fewer than may do so in all, so that the control socket's own find a place.
+/// How many of them may wait for an event at the same time. Fewer than may wait in all, so that
+/// clients of the control socket always find room.
 const WAITING: usize = 4;
 
-/// An engine looks at all of a set, or at its index, for so many of them at once.
+/// For how many guests at once an engine scans its whole set or its index.
 const WORKING: usize = 4;
 
-/// The seats of those who may only look.
+/// The seats of read-only clients.
 #[derive(Clone)]
 pub(super) struct Seats {
     answered: Arc<Semaphore>,
@@ -38,14 +45,14 @@ impl Seats {
     }
 }
 
-/// The seat of work that an engine does for somebody: goes along with it, and is given up with its last clone. Whoever asks on the
-/// control socket needs none.
+/// The seat of work that an engine does for a client. It travels with the work and is released with
+/// its last clone. Clients of the control socket need none.
 #[derive(Clone, Default)]
 pub struct Work {
     _seat: Option<Arc<OwnedSemaphorePermit>>,
 }
 
-/// Somebody who has a seat.
+/// A read-only client that holds a seat.
 #[derive(Clone)]
 struct Guest {
     _seat: Arc<OwnedSemaphorePermit>,
@@ -53,7 +60,7 @@ struct Guest {
     working: Arc<Semaphore>,
 }
 
-/// Goes on with a request if there is a seat for it.
+/// Passes a request on if there is a seat for it; otherwise answers that the daemon is busy.
 pub(super) async fn seated(State(seats): State<Seats>, mut request: Request, next: Next) -> Response {
     let Seats { answered, waiting, working } = seats;
     let mut response = match answered.try_acquire_owned() {
@@ -63,17 +70,17 @@ pub(super) async fn seated(State(seats): State<Seats>, mut request: Request, nex
         }
         Err(_) => super::routes::refused(&busy(format!("{SEATS} others are being answered here"))),
     };
-    // Whoever has been answered gives its place to the next.
+    // The connection is closed after the answer, so that its slot goes to the next client.
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }
 
-/// Nothing was begun: it may be asked again.
+/// The refusal of a request of which nothing was begun: the client may repeat it.
 fn busy(why: String) -> Failure {
     Failure::new(Kind::Busy, "the daemon cannot be asked just now").why(why).next("ask again in a moment")
 }
 
-/// A question, with the seat of whoever asks if that is a guest.
+/// A request, with the seat of its client if that is a guest.
 pub(super) struct Asked {
     handlers: Arc<Handlers>,
     guest: Option<Guest>,
@@ -81,13 +88,15 @@ pub(super) struct Asked {
     awaited: Awaited,
 }
 
-/// Until when somebody waits for the answer, by [`boot_millis`].
+/// The time, by [`boot_millis`], until which the client waits for the answer.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Awaited(Option<u64>);
 
 impl Awaited {
+    /// Checks that the client still waits.
+    ///
     /// # Errors
-    /// Nobody waits any more.
+    /// The time has passed.
     pub(super) fn check(self) -> Result<(), Failure> {
         match self.0 {
             Some(until) if boot_millis() > until => {
@@ -103,7 +112,7 @@ impl FromRequestParts<Arc<Handlers>> for Asked {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, handlers: &Arc<Handlers>) -> Result<Self, Infallible> {
-        // Taken out of the request: that is gone as soon as whoever asked has hung up.
+        // Taken out of the request, which is dropped as soon as the client hangs up.
         let guest = parts.extensions.remove();
         let awaited = parts.headers.get(AWAITED).and_then(|until| until.to_str().ok()?.parse().ok());
         Ok(Self { handlers: Arc::clone(handlers), guest, waits: None, awaited: Awaited(awaited) })
@@ -111,22 +120,23 @@ impl FromRequestParts<Arc<Handlers>> for Asked {
 }
 
 impl Asked {
-    /// Whoever asks may do more than look.
+    /// True if the client may do more than look.
     pub(super) const fn is_owner(&self) -> bool {
         self.guest.is_none()
     }
 
-    /// True if whoever asks may wait for an event, until it is answered.
+    /// Reserves a place among those that wait for an event, until the request is answered. Returns
+    /// false if the client may not wait.
     pub(super) fn may_wait(&mut self) -> bool {
         let Some(guest) = &self.guest else { return true };
         self.waits = Arc::clone(&guest.waiting).try_acquire_owned().ok();
         self.waits.is_some()
     }
 
-    /// What an engine is to keep as long as it works for whoever asks.
+    /// Returns the seat that an engine is to hold for as long as it works for the client.
     ///
     /// # Errors
-    /// It does so for enough others.
+    /// Engines already work for as many other guests as they may.
     pub(super) fn working(&self) -> Result<Work, Failure> {
         let Some(guest) = &self.guest else { return Ok(Work::default()) };
         match Arc::clone(&guest.working).try_acquire_owned() {
@@ -135,24 +145,27 @@ impl Asked {
         }
     }
 
-    /// It is done whenever the daemon gets to it: whoever asks looks at it again.
+    /// Drops the time limit: the work is done whenever the daemon gets to it, and the client checks
+    /// its progress later.
     pub(super) const fn whenever(mut self) -> Self {
         self.awaited = Awaited(None);
         self
     }
 
-    /// Until when that is to be done at all.
+    /// The time until which the client waits for the answer.
     pub(super) const fn awaited(&self) -> Awaited {
         self.awaited
     }
 
-    /// What the handlers say, which may take a moment. `None` if they panicked.
+    /// Runs `ask` with the handlers on a blocking thread, as it may take a moment. Returns `None`
+    /// if it panicked.
     pub(super) async fn beside<T, F>(self, ask: F) -> Option<T>
     where
         T: Send + 'static,
         F: FnOnce(&Handlers) -> T + Send + 'static,
     {
-        // The whole of it goes along, not the handlers alone: the seat is given up at the end of the work.
+        // The whole request moves into the work, not only the handlers, so that the seat is
+        // released at the end of the work.
         let work = move || {
             let asked = self;
             ask(&asked.handlers)

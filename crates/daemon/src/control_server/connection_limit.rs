@@ -1,6 +1,9 @@
-//! A socket that has only a few connections at a time, each with an end: descriptors are for volumes first, and whoever says nothing must not
-//! keep its place. Neither must who says little: a place is for asking one thing at once and reading the answer. When all are taken, the one
-//! that has been held longest without a whole question is given to who comes next.
+//! A listener that bounds the number of its connections and how long each may last.
+//!
+//! Descriptors are for volumes first, and a client that sends nothing, or sends slowly, must not
+//! keep its slot: a slot is for sending one request at once and reading the answer. When all slots
+//! are taken, the connection that has held its slot longest without a complete request is closed
+//! for the next client.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,43 +15,46 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, Sleep};
 
-/// How long connections may last.
+/// Time limits of connections.
 #[derive(Clone, Copy)]
 pub(super) struct Limits {
-    /// Until the question is there as a whole; and how long an answer may not be read on.
+    /// How long a client may take to send its whole request, and how long it may read nothing of an
+    /// answer.
     pub(super) idle: Duration,
-    /// From the question on. Who reads on comes again.
+    /// How long a connection may last after its request. A client that needs longer connects again.
     pub(super) whole: Duration,
 }
 
-/// Who asks does so at once; the longest answers wait some seconds for an event, and one that is read slowly is read for this long.
+/// Clients send their request at once. The longest answers wait some seconds for an event, and an
+/// answer that is read slowly may take as long as `whole`.
 pub(super) const LIMITS: Limits = Limits { idle: Duration::from_secs(4), whole: Duration::from_secs(120) };
 
-/// So long a place is left to whoever has not asked yet, also if others come: one that has come with its question is heard.
+/// How long a connection without a request keeps its slot although others wait: a client that sends
+/// its request on connecting is always heard.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// A listener of which only a few connections are open at a time; others wait.
+/// A listener that has only a few connections open at a time; further clients wait.
 pub(super) struct Few<L> {
     listener: L,
     places: Arc<Places>,
     limits: Limits,
 }
 
-/// Who has a place.
+/// The slots and the connections that hold them.
 struct Places {
     max: usize,
-    /// In the order in which they have come.
+    /// In the order of their arrival.
     taken: Mutex<VecDeque<Taken>>,
-    /// A place has been given up.
+    /// Notified when a slot is released.
     left: Notify,
 }
 
 struct Taken {
     connection: u64,
     since: Instant,
-    /// It has asked, and keeps its place until it has been answered.
+    /// Its request is complete: it keeps its slot until it has been answered.
     has_asked: bool,
-    /// Tells it to go, once.
+    /// Tells the connection, once, to close.
     go: Option<oneshot::Sender<()>>,
 }
 
@@ -64,7 +70,7 @@ impl Places {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a place, which somebody may have to leave.
+    /// Waits for a slot, for which another connection may have to close.
     async fn take(self: Arc<Self>) -> (Place, oneshot::Receiver<()>) {
         loop {
             match self.try_take() {
@@ -74,7 +80,8 @@ impl Places {
         }
     }
 
-    /// A place; or until when to wait for one to be given up. Who has been idle longest is told to go, if it is time.
+    /// Takes a slot, or returns the time until which to wait for one. If all are taken, the
+    /// connection that has been idle longest is told to close once its grace period is over.
     fn try_take(&self) -> Result<(u64, oneshot::Receiver<()>), Instant> {
         let (mut taken, now) = (self.taken(), Instant::now());
         if taken.len() < self.max {
@@ -94,7 +101,7 @@ impl Places {
     }
 }
 
-/// Somebody's place.
+/// The slot of one connection; released on drop.
 struct Place {
     places: Arc<Places>,
     connection: u64,
@@ -123,7 +130,7 @@ where
     type Addr = L::Addr;
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        // Nobody is sent away for a place that nobody wants.
+        // A connection is closed for a slot only if a client waits for it: hence accept first.
         let (stream, peer) = self.listener.accept().await;
         let (place, go) = Arc::clone(&self.places).take().await;
         let end = Box::pin(tokio::time::sleep(self.limits.idle));
@@ -136,7 +143,7 @@ where
     }
 }
 
-/// A connection with its place. It is read from, and written to, until its end.
+/// A connection with its slot. It is read and written until its time is up.
 pub(super) struct Connection<S> {
     stream: S,
     limits: Limits,
@@ -145,29 +152,29 @@ pub(super) struct Connection<S> {
     place: Place,
 }
 
-/// How far a connection is.
+/// The state of a connection.
 enum Phase {
-    /// The question is not there as a whole: it ends with an empty line.
+    /// The request is not complete yet: it ends with an empty line.
     Asks { go: oneshot::Receiver<()>, line: Line },
-    /// It is answered, until then.
+    /// The request is being answered, until this time at the latest.
     IsAnswered(Instant),
-    /// It has been told to go.
+    /// It has been told to close.
     Goes,
 }
 
-/// What has come of the line that is coming.
+/// What has been received of the current line.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Line {
-    /// Nothing, nor of any before it: empty lines before a question are none of it.
+    /// Nothing, and nothing of any line before it: empty lines before a request do not count.
     First,
     /// Nothing.
     Empty,
-    /// Something.
+    /// At least one byte.
     Begun,
 }
 
 impl<S> Connection<S> {
-    /// An error after its end.
+    /// Checks whether the connection may go on; fails once its time is up or it was told to close.
     fn goes_on(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         let is_told = match &mut self.phase {
             Phase::Asks { go, .. } => Pin::new(go).poll(context).is_ready(),
@@ -183,7 +190,7 @@ impl<S> Connection<S> {
         Ok(())
     }
 
-    /// It has said this.
+    /// Looks for the end of the request in `bytes`, which the client has sent.
     fn hears(&mut self, bytes: &[u8]) {
         let Phase::Asks { line, .. } = &mut self.phase else { return };
         for byte in bytes {
@@ -201,7 +208,7 @@ impl<S> Connection<S> {
         }
     }
 
-    /// Something of the answer could be written.
+    /// Extends the time limit: part of the answer could be written.
     fn is_read(&mut self) {
         if let Phase::IsAnswered(end) = self.phase {
             self.end.as_mut().reset(end.min(Instant::now() + self.limits.idle));
@@ -257,8 +264,9 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// A socket of so many places, as long as the folder lives: nothing but 404 is answered, and nothing ever to `/never`; `/much` is more
-    /// than anything holds that is not read.
+    /// Opens a socket with `places` slots for as long as the folder exists. It answers 404 to
+    /// everything, except that `/never` gets no answer and `/much` is larger than any buffer
+    /// between the daemon and a client that does not read.
     fn socket(places: usize, limits: Limits) -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
@@ -283,7 +291,7 @@ mod tests {
         stream
     }
 
-    /// Everything that is said until the end, which must come.
+    /// Reads until the connection is closed, which must happen.
     fn heard(stream: &mut UnixStream) -> String {
         let mut text = Vec::new();
         match stream.read_to_end(&mut text) {
@@ -305,7 +313,8 @@ mod tests {
         assert_eq!(heard(&mut silent), "");
     }
 
-    /// One byte had a place for minutes.
+    /// A client that sends only part of a request loses its slot, too. One byte once kept a slot
+    /// for minutes.
     #[test]
     fn who_says_little_is_ended_too() {
         let limits = Limits { idle: Duration::from_millis(50), whole: LIMIT * 10 };
@@ -317,7 +326,7 @@ mod tests {
         }
     }
 
-    /// Neither does one that does not read what it has asked for, or asks what takes too long.
+    /// A client loses its slot if it does not read its answer, or if the answer takes too long.
     #[test]
     fn who_has_asked_is_ended_in_the_end() {
         let limits = Limits { idle: Duration::from_millis(50), whole: LIMIT * 10 };
@@ -334,7 +343,8 @@ mod tests {
         assert_eq!(heard(&mut waits), "");
     }
 
-    /// Sixteen who had said nothing yet kept everybody else out for as long as they might.
+    /// A connection without a request gives way to the next client. Sixteen silent connections once
+    /// kept all others out for as long as they were allowed to last.
     #[test]
     fn who_has_not_asked_gives_way() {
         let (_folder, path) = socket(2, Limits { idle: LIMIT * 10, whole: LIMIT * 10 });

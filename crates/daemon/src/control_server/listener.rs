@@ -1,4 +1,4 @@
-//! A socket that is listened on, also when somebody has removed its file: another one takes its place.
+//! A listening socket that survives the removal of its file: a new socket takes its place.
 
 use std::future::poll_fn;
 use std::io;
@@ -10,11 +10,11 @@ use tokio::net::unix::SocketAddr;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-/// A socket, and where others come from that take its place.
+/// A socket, and the channel from which its replacements come.
 pub(super) type Sockets = (net::UnixListener, UnboundedReceiver<net::UnixListener>);
 
-/// Accepts from the last of them, and from the one before: whoever had connected there is not turned away. Connections outlive
-/// the socket that they came in by.
+/// Accepts from the newest socket and from the one before it, so that clients that had connected to
+/// the old one are not turned away. Connections outlive the socket that accepted them.
 pub(super) struct Lasting {
     former: Option<UnixListener>,
     now: UnixListener,
@@ -22,20 +22,21 @@ pub(super) struct Lasting {
 }
 
 impl Lasting {
-    /// Begins with the socket that there is.
+    /// Begins with the socket that exists.
     ///
     /// # Errors
-    /// The system takes no more descriptors into its waiting.
+    /// The system can register no more descriptors for polling.
     pub(super) fn new((now, next): Sockets) -> io::Result<Self> {
         Ok(Self { former: None, now: UnixListener::from_std(now)?, next })
     }
 
-    /// A connection, or the next socket.
+    /// Waits for a connection or for the next socket.
     async fn either(&mut self) -> Result<(UnixStream, SocketAddr), net::UnixListener> {
         let former = &self.former;
         let mut accepted = pin!(axum::serve::Listener::accept(&mut self.now));
         let mut next = pin!(self.next.recv());
-        // Whoever renews it has gone at a stop. What has said so must not be asked again.
+        // The sender is dropped at a stop. A receiver that has reported that must not be polled
+        // again.
         let mut is_last = false;
         poll_fn(|context| {
             if !is_last {
@@ -102,7 +103,7 @@ mod tests {
             let mut lasting = Lasting::new((bind(), next)).unwrap();
             let _first = Client::connect(&path).unwrap();
             let (first, _) = lasting.accept().await;
-            // Two more have connected to it, and one to the next, before anybody is accepted.
+            // Two more clients connect to this socket, and one to the next, before any is accepted.
             let mut waiting = vec![Client::connect(&path).unwrap(), Client::connect(&path).unwrap()];
             std::fs::remove_file(&path).unwrap();
             again.send(bind()).unwrap();
@@ -112,9 +113,9 @@ mod tests {
                 accepted.await.expect("nobody is turned away");
             }
             assert!(first.peer_cred().is_ok(), "the first connection goes on");
-            // Whoever renews it goes, and it is served on.
+            // The sender of new sockets is dropped; the socket keeps being served.
             drop(again);
-            // It waits already, when the third comes.
+            // `accept` already waits when the third client connects.
             let third = path.clone();
             let third = tokio::spawn(async move { Client::connect(third) });
             let _accepted = lasting.accept().await;

@@ -1,5 +1,5 @@
-//! The numbers for Prometheus: on the control socket, and where the configuration says so on a TCP port of loopback, on which
-//! nothing else is answered.
+//! Serves the metrics for Prometheus: on the control socket and, if configured, on a TCP port of
+//! loopback that answers nothing else.
 
 use super::admission::{Asked, Seats, seated};
 use super::connection_limit::{self, Few};
@@ -17,12 +17,12 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Under which names the numbers are told.
+/// Which names the metrics have.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Names {
-    /// Our own.
+    /// Those of bcached.
     Bcached,
-    /// Those that node_exporter has for the kernel's bcache.
+    /// Those of node_exporter for the kernel's bcache.
     Node,
 }
 
@@ -51,10 +51,11 @@ async fn told(asked: Asked, names: Names) -> Response {
     }
 }
 
-/// Connections at once: every process of the machine may open some, and descriptors are for volumes first.
+/// Connections at once: every process of the machine may open some, and descriptors are for volumes
+/// first.
 const CONNECTIONS_MAX: usize = 16;
 
-/// A port on which the numbers can be had.
+/// A port on which the metrics are served.
 pub struct Listener(TcpListener);
 
 impl Listener {
@@ -82,15 +83,15 @@ impl Listener {
         })
     }
 
-    /// The same port once more.
+    /// Duplicates the descriptor of the same port.
     ///
     /// # Errors
-    /// No descriptor to be had.
+    /// No descriptor is available.
     pub(super) fn try_clone(&self) -> io::Result<Self> {
         self.0.try_clone().map(Self)
     }
 
-    /// For who answers there next.
+    /// Returns the socket, for the process that serves it next.
     pub(super) fn into_socket(self) -> OwnedFd {
         self.0.into()
     }

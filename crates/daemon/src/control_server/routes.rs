@@ -1,4 +1,5 @@
-//! What can be asked of the control socket, and of the one for looking only, and how answers and refusals become HTTP.
+//! The HTTP routes of the control socket and of the read-only socket, and how answers and refusals
+//! become HTTP.
 
 use super::admission::{Asked, Seats, seated};
 use super::listener::Lasting;
@@ -31,13 +32,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
 
-/// What was sent, or why it could not be taken.
+/// The body that was sent, or why it could not be received.
 type Sent = Result<Bytes, BytesRejection>;
 
-/// Who asks.
+/// The client.
 #[derive(Clone, Copy)]
 pub struct Peer {
-    /// Its user, if the system says so.
+    /// Its user, if the system reports it.
     pub uid: Option<u32>,
 }
 
@@ -101,7 +102,7 @@ impl Answer for TakingOver {
     const SCHEMA: &'static str = "bcached.take-over";
 }
 
-/// What is the same on both sockets.
+/// The routes that are the same on both sockets.
 fn alike() -> Router<Arc<Handlers>> {
     Router::new()
         .route("/v1/status", get(status))
@@ -110,7 +111,8 @@ fn alike() -> Router<Arc<Handlers>> {
         .route("/v1/events", get(events))
 }
 
-/// What can be looked at, and changes nothing. What the files hold is not among it, nor the wait for the end of the daemon.
+/// The routes of the read-only socket. They change nothing, and include neither the contents of
+/// configuration files nor the wait for the end of the daemon.
 pub fn to_look(handlers: Arc<Handlers>) -> Router {
     alike()
         .route("/v1/volumes/{name}/options", options_to_look(Scope::Volume))
@@ -142,14 +144,14 @@ async fn nothing_there(method: Method, uri: Uri) -> Response {
     refused(&Failure::new(Kind::NotFound, what).next("ask with the commands: `bcached help`"))
 }
 
-/// An answer comes after the log's lines about it, if somebody reads the log.
+/// Delays the answer until the log's lines about it are written, unless the log's reader is stuck.
 async fn after_its_lines(request: Request, next: Next) -> Response {
     let response = next.run(request).await;
     log::settled().await;
     response
 }
 
-/// All of them.
+/// All routes, for the control socket.
 pub fn router(handlers: Arc<Handlers>) -> Router {
     alike()
         .route("/v1/volumes/{name}/options", options(Scope::Volume))
@@ -176,7 +178,7 @@ async fn status(asked: Asked, uri: Uri) -> Response {
     }
 }
 
-/// To look at options of such things.
+/// The route that reads the options of volumes or caches.
 fn options_to_look(scope: Scope) -> MethodRouter<Arc<Handlers>> {
     get(move |asked: Asked, Path(name): Path<String>| {
         let looks_at_files = asked.is_owner();
@@ -184,7 +186,7 @@ fn options_to_look(scope: Scope) -> MethodRouter<Arc<Handlers>> {
     })
 }
 
-/// And to change them.
+/// The route that also changes them.
 fn options(scope: Scope) -> MethodRouter<Arc<Handlers>> {
     options_to_look(scope).patch(
         move |asked: Asked,
@@ -194,7 +196,7 @@ fn options(scope: Scope) -> MethodRouter<Arc<Handlers>> {
     )
 }
 
-/// The request that was sent; `shape` says what it is to be.
+/// Parses the body of a request. `shape` tells the client what is expected.
 fn understood<T: DeserializeOwned>(body: Sent, shape: &str) -> Result<T, Failure> {
     let refused =
         |why: String| Failure::new(Kind::Usage, "the request is not understood").why(why).next(shape);
@@ -274,7 +276,7 @@ async fn events(mut asked: Asked, uri: Uri) -> Response {
     let after = parts().find(|(name, _)| *name == "after").map_or(Ok(0), |(_, typed)| typed.parse());
     let waits = parts().any(|part| part == ("wait", "true"));
     match after {
-        // Who may not is answered at once, and asks again.
+        // A client that may not wait is answered at once, and asks again.
         Ok(after) => {
             let waits = waits && asked.may_wait();
             asked.answer(move |handlers| (handlers.events)(after, waits)).await
@@ -310,7 +312,7 @@ async fn taken_over(asked: Asked) -> Response {
 }
 
 impl Asked {
-    /// What the handlers say to it, with its schema, or their refusal.
+    /// Answers with what the handlers return, with its schema, or with their refusal.
     async fn answer<T: Answer, F>(self, ask: F) -> Response
     where
         F: FnOnce(&Handlers) -> Result<T, Failure> + Send + 'static,
@@ -335,7 +337,7 @@ pub(super) fn refused(failure: &Failure) -> Response {
     response
 }
 
-/// The HTTP status that says most nearly the same. The body says it exactly.
+/// The HTTP status nearest to `kind`. The body has the exact kind.
 fn status_of(kind: Kind) -> StatusCode {
     match kind {
         Kind::UnknownName | Kind::NotFound => StatusCode::NOT_FOUND,

@@ -1,4 +1,5 @@
-//! The answering side: one thread with a tokio of its own. Nothing of tokio leaves this file.
+//! The server of the control sockets: one thread with its own tokio runtime. No type of tokio
+//! leaves this file.
 
 use super::admission::Work;
 use super::connection_limit::{self, Few};
@@ -30,7 +31,7 @@ use std::thread;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
-/// How long a thread stays that has nothing to do.
+/// How long an idle blocking thread is kept.
 const KEPT: Duration = Duration::from_secs(60);
 
 /// A signal that the supervisor acts on.
@@ -42,56 +43,57 @@ pub enum Signal {
     Reload,
 }
 
-/// The status; if work may be done for it, with what costs more.
+/// Returns the status; with `Work`, also the part that needs a scan by the engines.
 pub type AskStatus = Box<dyn Fn(Option<Work>) -> Status + Send + Sync>;
 
-/// The options of the volume or cache that is called so.
+/// Returns the options of the volume or cache with this name.
 pub type AskOptions = Box<dyn Fn(Scope, Called<'_>) -> Result<Options, Failure> + Send + Sync>;
 
-/// Changes options of the volume or cache that is called so, for that user.
+/// Changes options of the volume or cache with this name, on behalf of this user.
 pub type AskChange = Box<dyn Fn(Scope, &str, Change, Option<u32>) -> Result<Changed, Failure> + Send + Sync>;
 
-/// Begins long work, for that user.
+/// Begins a job, on behalf of this user.
 pub type AskBegin = Box<dyn Fn(Begin, Option<u32>) -> Result<Job, Failure> + Send + Sync>;
 
-/// Says how far the long work of this number is, perhaps after giving it up.
+/// Returns the progress of the job with this number.
 pub type AskJob = Box<dyn Fn(u64) -> Result<Job, Failure> + Send + Sync>;
-/// Gives the work of this number up, or only says whether that can be; for a user.
+/// Cancels the job with this number, or only reports whether that is possible; on behalf of this
+/// user.
 pub type AskCancel = Box<dyn Fn(u64, bool, Option<u32>) -> Result<Job, Failure> + Send + Sync>;
 
-/// All long work.
+/// Returns all jobs.
 pub type AskJobs = Box<dyn Fn() -> Result<Jobs, Failure> + Send + Sync>;
 
-/// How what runs differs from what the files say.
+/// Returns how the running configuration differs from the files.
 pub type AskDifferences = Box<dyn Fn() -> Result<Differences, Failure> + Send + Sync>;
 
-/// Where that byte of the volume that is called so is.
+/// Returns where this byte of the volume with this name is.
 pub type AskExplain = Box<dyn Fn(Called<'_>, u64, Work) -> Result<Explained, Failure> + Send + Sync>;
 
-/// What came after the event of that sequence; if told so, once there is any, or after a while.
+/// Returns the events after this sequence number; if the flag is set, waits a while for the first.
 pub type AskEvents = Box<dyn Fn(u64, bool) -> Result<Events, Failure> + Send + Sync>;
 
-/// Stops the daemon, for that user.
+/// Stops the daemon, on behalf of this user.
 pub type AskStop = Box<dyn Fn(Stop, Option<u32>) -> Result<Stopping, Failure> + Send + Sync>;
 
-/// Says how far a stop is.
+/// Returns the progress of a stop.
 pub type AskStopped = Box<dyn Fn() -> Result<Stopping, Failure> + Send + Sync>;
 
-/// Has another process take over, for that user.
+/// Hands over to another process, on behalf of this user.
 pub type AskTakeOver = Box<dyn Fn(TakeOver, Option<u32>) -> Result<TakingOver, Failure> + Send + Sync>;
 
-/// Says how far that is.
+/// Returns the progress of that.
 pub type AskTakenOver = Box<dyn Fn() -> Result<TakingOver, Failure> + Send + Sync>;
 
-/// What the control thread asks and tells.
+/// The functions that the control thread calls.
 pub struct Handlers {
-    /// The status now, on request with what costs more. May take a moment.
+    /// The status now, on request with the parts that cost more. May take a moment.
     pub status: AskStatus,
     /// May take a moment.
     pub options: AskOptions,
-    /// Waits until it is done, for a while.
+    /// Waits until it is done, for a limited time.
     pub change: AskChange,
-    /// Waits until it has begun, for a while.
+    /// Waits until it has begun, for a limited time.
     pub begin: AskBegin,
     /// May take a moment.
     pub jobs: AskJobs,
@@ -103,41 +105,43 @@ pub struct Handlers {
     pub explain: AskExplain,
     /// May take a moment.
     pub differences: AskDifferences,
-    /// Waits for the next, if told so.
+    /// Waits for the next event, if asked to.
     pub events: AskEvents,
     /// May take a moment.
     pub stop: AskStop,
-    /// Waits for the end, for a while.
+    /// Waits for the end, for a limited time.
     pub stopped: AskStopped,
     /// Waits until another process runs.
     pub take_over: AskTakeOver,
-    /// Waits for the end, for a while.
+    /// Waits for the end, for a limited time.
     pub taken_over: AskTakenOver,
 }
 
-/// Who may connect to the control socket, and to the one for who may only look.
+/// The modes of the control socket and of the read-only socket.
 const FOR_OWNER: Mode = Mode::RUSR.union(Mode::WUSR);
 const FOR_GROUP: Mode = FOR_OWNER.union(Mode::RGRP).union(Mode::WGRP);
 
-/// Where another socket goes, for whoever accepts.
+/// Where a replacement socket is sent, for the task that accepts.
 type Again = mpsc::UnboundedSender<UnixListener>;
 
-/// What the daemon can be asked on.
+/// The sockets of the daemon.
 pub struct Control {
-    /// For its owner only: everything.
+    /// For its owner only: all requests.
     owner: Bound,
-    /// For its group, too: to look, and to change nothing.
+    /// For its group, too: read-only.
     monitor: Option<Bound>,
     metrics: Option<Listener>,
-    /// Where those who accept hear of another socket: for the owner, and for who may only look.
+    /// The channels that give replacement sockets to the accepting tasks, of the control socket and
+    /// of the read-only socket.
     again: Option<(Again, Again)>,
-    /// Nobody is accepted any more when it is true.
+    /// No connection is accepted any more once this is true.
     ends: watch::Sender<bool>,
 }
 
 impl Control {
-    /// Binds `path` for everything, and beside it a socket for who may only look; without that one volumes are served all the same. What
-    /// was passed for either takes its place.
+    /// Binds `path` for all requests, and a read-only socket beside it. Volumes are served even if
+    /// the read-only socket cannot be bound. A socket passed by the service manager is used instead
+    /// of binding.
     ///
     /// # Errors
     /// A daemon answers there already, or the system refuses.
@@ -151,16 +155,16 @@ impl Control {
         Ok(Self { owner, monitor: monitor.ok(), metrics: None, again: None, ends: watch::channel(false).0 })
     }
 
-    /// Where commands are taken.
+    /// The path of the control socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.owner.path()
     }
 
-    /// The same with a port for metrics, if there is an `address`.
+    /// Adds a port for metrics, if there is an `address`.
     ///
     /// # Errors
-    /// It cannot be had.
+    /// The port cannot be bound.
     pub fn with_metrics(mut self, address: Option<SocketAddr>) -> Result<Self, Failure> {
         self.metrics = address.map(Listener::bind).transpose()?;
         Ok(self)
@@ -169,13 +173,14 @@ impl Control {
     /// Starts the thread. It ends with the process, or some time after [`Control::leave`].
     ///
     /// # Errors
-    /// No thread or descriptor to be had.
+    /// No thread or descriptor is available.
     pub fn start(&mut self, handlers: Arc<Handlers>) -> io::Result<()> {
         let owner = self.owner.listener.try_clone()?;
         let monitor = self.monitor.as_ref().map(|monitor| monitor.listener.try_clone()).transpose()?;
         let metrics = self.metrics.as_ref().map(Listener::try_clone).transpose()?;
         spare_descriptors()?;
-        // Where the process may have no more threads tokio panics, unless one of its own is there.
+        // Tokio panics where the process can have no more threads, unless one of its own already
+        // runs.
         thread::Builder::new().spawn(|| ())?.join().ok();
         let runtime =
             tokio::runtime::Builder::new_current_thread().thread_keep_alive(KEPT).enable_all().build()?;
@@ -192,21 +197,22 @@ impl Control {
                 runtime.spawn(look((monitor, next_monitor), Arc::clone(&handlers), end_of(ends.clone())));
             }
             runtime.block_on(answer((owner, next_owner), handlers, end_of(ends)));
-            // What somebody has asked may wait for a device.
+            // A running request may wait for a device.
             runtime.shutdown_background();
         })?;
         Ok(())
     }
 
-    /// Its sockets that have files.
+    /// The paths of its sockets.
     pub fn sockets(&self) -> impl Iterator<Item = &Path> {
         std::iter::once(&self.owner).chain(&self.monitor).map(Bound::path)
     }
 
-    /// Listens anew on one of its sockets, whose file somebody has removed. Connections go on.
+    /// Listens anew on the socket at `path`, whose file was removed. Connections are kept.
     ///
     /// # Errors
-    /// The system refuses, somebody else listens there now, or somebody else had bound it.
+    /// The system refuses, another process listens there now, or another process had bound the
+    /// socket.
     pub fn bind_again(&mut self, path: &Path) -> Result<(), Failure> {
         let Self { owner, monitor, again, .. } = self;
         let Some((to_owner, to_monitor)) = again else { return Ok(()) };
@@ -218,12 +224,12 @@ impl Control {
         let next = bound.again(mode)?;
         let listener = next.listener.try_clone().map_err(|error| Bound::cannot(path, &error))?;
         *bound = next;
-        // Who accepts nobody any more wants none.
+        // It fails if the task does not accept any more, and so needs no socket.
         let _or_it_ends = to.send(listener);
         Ok(())
     }
 
-    /// Accepts nobody any more, and leaves its sockets to who does next.
+    /// Stops accepting, and leaves its sockets to the next process.
     #[must_use]
     pub fn leave(self) -> LeftSockets {
         let Self { owner, monitor, metrics, ends, .. } = self;
@@ -236,32 +242,35 @@ impl Control {
     }
 }
 
-/// The sockets of a control that has been left. Of those that have a file: who has bound them.
+/// The sockets of a [`Control`] that was left. For those that have a file: which process has bound
+/// it.
 pub struct LeftSockets {
-    /// For everything.
+    /// For all requests.
     pub owner: (OwnedFd, Whose),
-    /// For who may only look.
+    /// Read-only.
     pub monitor: Option<(OwnedFd, Whose)>,
-    /// For numbers.
+    /// For metrics.
     pub metrics: Option<OwnedFd>,
 }
 
-/// One thread for what takes a moment stays, however many processes the daemon may have later: whoever asks is answered, if need be after
-/// others.
+/// Keeps one blocking thread alive, however many threads the machine grants later: requests are
+/// always answered, if need be one after another.
 async fn keep_a_thread() {
     while tokio::task::spawn_blocking(|| ()).await.is_ok() {
         tokio::time::sleep(KEPT / 2).await;
     }
 }
 
-/// Ready when that has become true, or nobody says so any more.
+/// Completes when the value has become true, or when its sender is gone.
 async fn end_of(mut ends: watch::Receiver<bool>) {
     let _or_nobody_is_there = ends.wait_for(|ends| *ends).await;
 }
 
-/// An error where the process has no descriptors left for tokio: for its signals it would panic.
+/// Fails where the process has too few descriptors left for tokio, which would panic when it
+/// registers signals.
 pub(super) fn spare_descriptors() -> io::Result<()> {
-    /// More than a runtime takes: an epoll with its copy and its waker, and three ends of the signals' socket pair.
+    /// More than a runtime takes: an epoll with its duplicate and its waker, and three ends of the
+    /// signals' socket pair.
     const NEEDED: usize = 8;
     let taken: Result<Vec<_>, _> = (0..NEEDED).map(|_| std::fs::File::open("/dev/null")).collect();
     taken.map(drop)
@@ -278,7 +287,7 @@ async fn answer(sockets: Sockets, handlers: Arc<Handlers>, end: impl Future<Outp
     }
 }
 
-/// Connections of those who may only look: descriptors are for volumes first.
+/// Connections of read-only clients at once: descriptors are for volumes first.
 const LOOKING_MAX: usize = 16;
 
 async fn look(sockets: Sockets, handlers: Arc<Handlers>, end: impl Future<Output = ()> + Send + 'static) {

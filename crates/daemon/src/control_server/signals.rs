@@ -1,4 +1,5 @@
-//! Signals, one thread for the life of the process, whoever acts on them.
+//! Catches signals on one thread for the life of the process, whichever part of the daemon acts on
+//! them at the time.
 
 use super::server::{Signal, spare_descriptors};
 use std::io;
@@ -6,33 +7,34 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Who acts on a signal; false if nobody does any more.
+/// Acts on a signal. Returns false if no handler is installed any more.
 type Act = Box<dyn Fn(Signal) -> bool + Send>;
 
-/// The signals of this process. Clones are the same ones.
+/// The signals of this process. Clones share their state.
 #[derive(Clone, Default)]
 pub struct Signals(Arc<Mutex<Heard>>);
 
 #[derive(Default)]
 struct Heard {
     act: Option<Act>,
-    /// Somebody has asked for a stop, and nobody was there.
+    /// A stop was requested while no handler was installed.
     stops: bool,
 }
 
 impl Signals {
-    /// Catches them from here on.
+    /// Catches signals from now on.
     ///
     /// # Errors
-    /// No thread or descriptor to be had.
+    /// No thread or descriptor is available.
     pub fn catch() -> io::Result<Self> {
         spare_descriptors()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        // Caught from here on, not only when the thread first runs.
+        // Signals are caught from here on, not only when the thread first runs.
         let streams = {
             let _entered = runtime.enter();
-            // A write beyond the limit of file size raises SIGXFSZ, which ends a process that does not catch it; caught,
-            // it leaves the write with an error, as on a full file system. The handler stays without this stream.
+            // A write beyond the file size limit raises SIGXFSZ, which ends a process that does not
+            // catch it. If it is caught, the write fails instead, as on a full file system. The
+            // handler stays installed without this stream.
             drop(signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?);
             [
                 (signal(SignalKind::terminate())?, Signal::Stop),
@@ -56,7 +58,8 @@ impl Signals {
         Ok(signals)
     }
 
-    /// From now on `act` is called, which must not wait; at once if a stop has been asked for meanwhile.
+    /// Installs `act`, which must not wait. It is called at once if a stop was requested while no
+    /// handler was installed.
     pub fn lead_to(&self, act: impl Fn(Signal) -> bool + Send + 'static) {
         let mut heard = self.lock();
         if std::mem::take(&mut heard.stops) {

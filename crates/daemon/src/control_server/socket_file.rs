@@ -1,4 +1,4 @@
-//! A socket file that somebody listens on, with the mode that it is to have from the first moment.
+//! A listening socket with a file, which has its final mode from the first moment.
 
 use bcached_control::connect::connect_now;
 use bcached_control::failure::{Failure, Kind};
@@ -12,37 +12,37 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-/// Connections that wait to be accepted.
+/// Connections that may wait to be accepted.
 const BACKLOG: i32 = 16;
 
-/// A bound socket. Dropped, it takes its file with it, unless somebody else's has taken its place.
+/// A bound socket. On drop it removes its file, unless another process's file has taken its place.
 pub struct Bound {
     file: OwnFile,
-    /// Whoever accepts.
+    /// The listening socket.
     pub listener: UnixListener,
 }
 
 impl Bound {
-    /// What somebody else has bound, with its file.
+    /// Adopts a socket that another process has bound, with its file.
     pub fn passed(socket: Passed) -> Self {
-        // Whoever bound it has said how many may wait; that is not known here.
+        // The process that bound the socket chose its backlog, which is not known here.
         answers_from_now_on(&socket, i32::MAX);
         let path = PathBuf::from(socket.at().to_string());
         Self { file: OwnFile::somebody_elses(path), listener: OwnedFd::from(socket).into() }
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// Binds `path`, with `mode`, and makes its folder if that is missing.
+    /// Binds `path` with `mode`, and creates its folder if that is missing.
     ///
     /// # Errors
     /// A daemon answers there already, or the system refuses.
     pub fn bind(path: &Path, mode: Mode) -> Result<Self, Failure> {
         let cannot = |error: &io::Error| Self::cannot(path, error);
-        // Before anything is made for one that no socket can have.
+        // Checked before anything is created for a path that no socket can have.
         SocketAddrUnix::new(path).map_err(|error| cannot(&error.into()))?;
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             match std::fs::create_dir(folder) {
@@ -58,7 +58,7 @@ impl Bound {
         Self::listen(path, mode).map_err(|error| cannot(&error))
     }
 
-    /// Why nobody listens on `path`.
+    /// Why `path` cannot be listened on.
     pub fn cannot(path: &Path, error: &io::Error) -> Failure {
         let kind = if error.kind() == io::ErrorKind::PermissionDenied { Kind::Permission } else { Kind::Io };
         Failure::new(kind, format!("cannot listen on {}", path.display()))
@@ -66,10 +66,10 @@ impl Bound {
             .next("name another socket with --control")
     }
 
-    /// Another one in its place, whose file somebody has removed.
+    /// Binds a replacement at the same path, after its file was removed.
     ///
     /// # Errors
-    /// As of [`Bound::bind`], and if somebody else had bound it.
+    /// As of [`Bound::bind`], and if another process had bound it.
     pub fn again(&self, mode: Mode) -> Result<Self, Failure> {
         if self.file.is_somebody_elses() {
             let failure = Failure::new(Kind::Usage, format!("cannot listen on {}", self.path().display()));
@@ -80,14 +80,15 @@ impl Bound {
         Self::bind(self.path(), mode)
     }
 
-    /// For who listens there next, and who has bound it: the file stays.
+    /// Returns the socket and which process has bound it, for the next process to listen. The file
+    /// stays.
     pub fn leave(mut self) -> (OwnedFd, Whose) {
         let whose = self.file.leave();
         (self.listener.into(), whose)
     }
 
-    /// The file that bind makes takes its mode from the socket: it is never open to anybody else. What the umask has taken away of that is given
-    /// back before anybody is answered.
+    /// The file that bind creates takes its mode from the socket, so it is never open to other
+    /// users. The bits that the umask has cleared are restored before any connection is accepted.
     fn listen(path: &Path, mode: Mode) -> io::Result<Self> {
         let address = SocketAddrUnix::new(path)?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -102,12 +103,13 @@ impl Bound {
     }
 }
 
-/// Who connects sees the process that has listened last: that is who is to be looked at if nobody answers. So many may wait.
+/// Listens again with this backlog. Peers see the credentials of the process that listened last, so
+/// they find the one to look at if the daemon does not answer.
 fn answers_from_now_on(socket: &impl AsFd, backlog: i32) {
     let _as_it_was = rustix::net::listen(socket, backlog);
 }
 
-/// Removes a socket on which nobody answers.
+/// Removes a socket on which no process listens.
 fn remove_stale(path: &Path) -> Result<(), Failure> {
     let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !metadata.file_type().is_socket() {
@@ -131,7 +133,8 @@ fn remove_stale(path: &Path) -> Result<(), Failure> {
 mod tests {
     use super::*;
 
-    /// A daemon that ended late took the socket of the next one along.
+    /// A socket file that was replaced by another process is left alone. A daemon that ended late
+    /// once removed the socket of its successor.
     #[test]
     fn a_socket_that_is_no_longer_ours_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();

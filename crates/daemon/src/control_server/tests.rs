@@ -1,4 +1,4 @@
-//! What those who may only look can take of the daemon's time.
+//! How much of the daemon's time read-only clients can take.
 
 use super::connection_limit::{self, Few};
 use super::*;
@@ -13,15 +13,15 @@ use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Work that ends when it may.
+/// Work that ends once the gate is opened.
 #[derive(Default)]
 struct Gate {
     is_open: Mutex<bool>,
     opened: Condvar,
-    /// Begun, and not ended.
+    /// Begun and not ended.
     inside: AtomicUsize,
     peak: AtomicUsize,
-    /// What an engine has been asked for and not done.
+    /// Work that an engine was asked for and has not done.
     begun: Arc<Mutex<Vec<admission::Work>>>,
 }
 
@@ -55,7 +55,7 @@ fn no<T>() -> Result<T, Failure> {
     Err(Failure::new(Kind::No, "not here"))
 }
 
-/// Handlers whose list of jobs passes the gate, as events do that are waited for.
+/// Handlers whose list of jobs passes the gate, as does a wait for events.
 fn gated(gate: &Arc<Gate>) -> Handlers {
     let begun = Arc::clone(&gate.begun);
     let (jobs, events) = (Arc::clone(gate), Arc::clone(gate));
@@ -88,7 +88,7 @@ fn gated(gate: &Arc<Gate>) -> Handlers {
     }
 }
 
-/// A socket for looking, as long as the folder lives.
+/// Opens a read-only socket for as long as the folder exists.
 fn monitor(gate: &Arc<Gate>) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("monitor.sock");
@@ -118,7 +118,7 @@ fn answer(mut stream: UnixStream) -> String {
     text
 }
 
-/// A socket for everything, as long as the folder lives.
+/// Opens a control socket for as long as the folder exists.
 fn whole() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("control.sock");
@@ -136,7 +136,7 @@ fn whole() -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-/// Whatever is sent, the refusal is one of ours.
+/// Any request that cannot be received gets a refusal in bcached's own form.
 #[test]
 fn what_cannot_be_taken_is_refused_in_our_words() {
     let (_folder, path) = whole();
@@ -151,7 +151,8 @@ fn what_cannot_be_taken_is_refused_in_our_words() {
     }
 }
 
-/// A daemon that had stood still went on with what others had given up, as they had been told.
+/// A request whose client has given up waiting is not begun. A daemon that had been stopped for a
+/// while once carried out such requests.
 #[test]
 fn what_nobody_waits_for_any_more_is_not_begun() {
     let (_folder, path) = whole();
@@ -171,7 +172,8 @@ fn what_nobody_waits_for_any_more_is_not_begun() {
     assert_eq!(failure.kind, Kind::No, "the command says until when it waits");
 }
 
-/// Whoever hangs up leaves the work behind: that keeps the seat, and no more than there are seats is begun.
+/// Work goes on after its client hangs up, and keeps its seat; no more is begun than there are
+/// seats.
 #[test]
 fn who_asks_and_hangs_up_takes_no_more_than_the_seats() {
     let gate = Arc::<Gate>::default();
@@ -196,7 +198,8 @@ fn who_asks_and_hangs_up_takes_no_more_than_the_seats() {
     assert!(said.contains("not here"), "{said}");
 }
 
-/// Of many who wait for an event a few do so here; the others are answered at once, and no seat is left taken.
+/// A few clients may wait for events here. The others are answered at once, and no seat stays
+/// taken.
 #[test]
 fn a_few_wait_for_events() {
     let gate = Arc::<Gate>::default();
@@ -217,7 +220,9 @@ fn a_few_wait_for_events() {
     assert!(waiting.into_iter().all(|asked| answer(asked).contains("not here")));
 }
 
-/// The seat was free as soon as nobody waited for the engine any more, which went on with it: the next one began more.
+/// The work of engines for guests is bounded even if no client waits for it. The seat was once
+/// released when the client gave up, although the engine went on, so that the next client began
+/// more.
 #[test]
 fn what_an_engine_does_for_guests_is_bounded_though_nobody_waits_for_it() {
     let gate = Arc::<Gate>::default();
@@ -237,7 +242,7 @@ fn what_an_engine_does_for_guests_is_bounded_though_nobody_waits_for_it() {
     assert!(explain().contains("not here"), "it is done");
 }
 
-/// Who asks on a socket that is full for a moment is told that it is, and asks again.
+/// A client that finds the socket busy for a moment is told so, and asks again.
 #[test]
 fn a_client_asks_a_busy_daemon_again() {
     let gate = Arc::<Gate>::default();

@@ -13,30 +13,30 @@ use bcached_uring::{Disks, MappedNote, NoteFate, NoteFound, NoteIdentity};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Has the engine's thread see to a note whose file is gone. Called on any thread.
+/// Tells the engine's thread that the note's file is gone. Called on any thread.
 pub type NoteGone = Arc<dyn Fn() + Send + Sync>;
 
 /// The note of a set, as a file.
 #[derive(Clone)]
 pub struct NotePlace {
-    /// Where it lies.
+    /// Its path.
     pub path: PathBuf,
     /// The set.
     pub set_uuid: Uuid,
-    /// Called when somebody has removed the file.
+    /// Called when the file was removed.
     pub gone: NoteGone,
 }
 
 impl NotePlace {
-    /// Whether a killed process may have left something here that the set is to be told of. Only looks: opening a damaged note
-    /// mends it.
+    /// True if a killed process may have left something here that must be passed to the set. It
+    /// only looks: opening a damaged note repairs it.
     pub fn may_hold_anything(&self) -> bool {
         let identity = NoteIdentity::of_this_boot(self.set_uuid.0);
         self.path.exists()
             && identity.map_or(true, |identity| bcached_uring::note::may_hold_anything(&self.path, &identity))
     }
 
-    /// Opens the note, or makes one.
+    /// Opens the note, or creates one.
     pub fn open(&self) -> Result<(Box<dyn Note>, LeftNote), NoteError> {
         let identity = NoteIdentity::of_this_boot(self.set_uuid.0)?;
         let note = MappedNote::open(&self.path, &identity, NOTE_BYTES)?;
@@ -46,9 +46,9 @@ impl NotePlace {
         Ok((Box::new(note), found))
     }
 
-    /// Removes a note that held nothing when it was opened, before any request was carried out: it
-    /// holds nothing now, and must not be taken for that of a process that was killed. The cache
-    /// device is still ours, so nobody else has opened it.
+    /// Removes a note that held nothing when it was opened, before any request was carried out. It
+    /// still holds nothing, and must not be taken for the note of a killed process. The cache
+    /// device is still claimed, so no other process has opened the note.
     pub fn remove_unused(&self, found: &NoteFound) {
         if !matches!(found, NoteFound::Records(_) | NoteFound::Damaged { .. }) {
             bcached_uring::note::remove(&self.path);
@@ -56,7 +56,7 @@ impl NotePlace {
     }
 }
 
-/// The note of a set that is being opened, with what a former process has left in it.
+/// Opens the note of a set that is being opened, with what a former process has left in it.
 pub fn open_note(place: Option<&NotePlace>, device: &Path) -> Result<(Box<dyn Note>, LeftNote), Failure> {
     match place {
         Some(place) => place.open().map_err(|error| engine_error::of_note(Some(device), &error)),
@@ -69,7 +69,7 @@ pub fn open_note(place: Option<&NotePlace>, device: &Path) -> Result<(Box<dyn No
 pub struct ThisMachine {
     /// The devices that its driver knows.
     pub disks: Disks,
-    /// `None`: nothing is ever written that would have to be noted.
+    /// `None` if nothing is ever written that would have to be noted.
     pub note: Option<NotePlace>,
 }
 
@@ -89,7 +89,7 @@ impl Machine for ThisMachine {
     }
 }
 
-/// Logs why, and says so to the engine.
+/// Logs the reason, and returns the error for the engine.
 fn not_given(failure: &Failure) -> Error {
     tracing::warn!(event = "cache-not-opened-again", "{failure}");
     Error::Inconsistent(NOT_GIVEN)

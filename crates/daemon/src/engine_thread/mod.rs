@@ -1,16 +1,21 @@
-//! One thread for one cache set: its driver, its executor, its engine, and the pump between port and engine.
+//! The thread of one cache set: its driver, its executor, its engine, and the pump between port and
+//! engine.
 //!
 //! | file | what |
 //! |---|---|
 //! | `pump` | takes requests and commands |
 //! | `machine` | what the host of the set needs of this machine |
-//! | `returned` | a backing device, or the cache device, comes back as another one |
+//! | `returned` | a backing device or the cache device returns as another device of the system |
+//! | `resize` | other sizes of volumes |
+//! | `unserved` | volumes that are not served, and flash-only volumes |
 //!
-//! Which set serves which volume, and what becomes of requests while a device is gone, is decided in `bcached_host`.
+//! `bcached_host` decides which set serves which volume, and what becomes of requests while a
+//! device is gone.
 //!
-//! Everybody else talks to the set through an [`Engine`]: requests through the port, the few things that are not
-//! requests through commands. Both ring the same bell; the pump takes until there is nothing left, letting others run in between, then waits for it.
-//! A bell that rings while the pump is taking is delivered at the next wait, so none is lost.
+//! All other threads talk to the set through an [`Engine`]: requests go through the port, the few
+//! things that are not requests are commands. Both ring the same bell. The pump takes until there
+//! is nothing left, lets other tasks run in between, then waits for the bell. A bell that rings
+//! while the pump is taking is delivered at the next wait, so none is lost.
 
 mod machine;
 mod pump;
@@ -40,10 +45,10 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Requests that wait in the port for the engine.
+/// Requests that may wait in the port for the engine.
 const QUEUE_MAX: usize = 1024;
 
-/// How long somebody who looks waits for an engine's answer. An engine answers between two transitions.
+/// How long a query waits for an engine's answer. An engine answers between two transitions.
 const STATUS_LIMIT: Duration = Duration::from_secs(2);
 
 /// What an engine is started with.
@@ -52,22 +57,22 @@ pub struct Start {
     pub device: Device,
     /// UUID of its set.
     pub set_uuid: Uuid,
-    /// Where the note lies; `None`: nothing is ever written that would have to be noted.
+    /// Path of the note; `None` if nothing is ever written that would have to be noted.
     pub note: Option<PathBuf>,
     /// No cache set has ever run on the device.
     pub is_new: bool,
     /// The engine's options.
     pub options: Options,
-    /// How much of the memory that the set has is for the table of its buckets, in bytes.
+    /// How much of the set's memory is for its bucket table, in bytes.
     pub bucket_memory: u64,
 }
 
-/// The way to a running engine. Clones lead to the same one.
+/// The handle of a running engine. Clones lead to the same one.
 #[derive(Clone)]
 pub struct Engine {
     /// For front ends.
     pub connector: Connector,
-    /// Where queues of block devices come to its ring.
+    /// Where queues of block devices join the engine's ring.
     pub guests: Guests,
     commands: Sender<Command>,
     bell: Bell,
@@ -75,7 +80,7 @@ pub struct Engine {
 
 /// A set that has been opened.
 pub struct Opened {
-    /// The way to it.
+    /// Its handle.
     pub engine: Engine,
     /// Its volumes without a backing device.
     pub volumes: Vec<VolumeInfo>,
@@ -83,101 +88,101 @@ pub struct Opened {
     pub backend: Backend,
     /// What the note held, and what became of that.
     pub note: LeftNote,
-    /// Where it lies, if there is one.
+    /// The path of the note, if there is one.
     pub note_path: Option<PathBuf>,
 }
 
-/// A volume that an engine has taken up.
+/// A volume that an engine has added.
 pub struct Added {
-    /// What it is.
+    /// The volume.
     pub volume: VolumeInfo,
-    /// Data of it is cached behind the end of its backing device.
+    /// Data is cached that lies beyond the end of its backing device.
     pub cut_short: bool,
 }
 
-/// For how long a cache mode is meant.
+/// How long a cache mode is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Keep {
-    /// In the superblock, durably.
+    /// Durably, in the superblock.
     InSuperblock,
     /// Until the volume is served anew.
     ForNow,
 }
 
-/// An answer that goes back to whoever asked, on the engine's thread: it must not wait.
+/// Takes an answer back to the caller, on the engine's thread: it must not wait.
 pub type Answer<T> = Box<dyn FnOnce(T) + Send>;
 
 /// A backing device to be served.
 pub struct Adding {
     /// Its claim.
     pub device: Device,
-    /// What its cache mode is to become.
+    /// Its new cache mode, if that changes.
     pub mode: Option<CacheMode>,
-    /// The options that it begins with.
+    /// Its initial options.
     pub options: VolumeOptions,
-    /// How.
+    /// How it is served.
     pub way: Way,
-    /// Something acknowledged may have been lost on its way here, which its next flush says.
+    /// Something acknowledged may have been lost on its way here, which its next flush reports.
     pub owes: bool,
 }
 
 /// How a backing device is served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
-    /// Through the cache, if it is the cache's or nobody's.
+    /// Through the cache, if it belongs to this cache or to none.
     Cached,
-    /// Likewise, also if it was another's and has left that with all of its data.
+    /// Likewise, but also if it belonged to another cache and has left that with all of its data.
     Adopted,
     /// Past the cache.
     Uncached,
 }
 
-/// Long work on a volume.
+/// A job on a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Long {
-    /// What is dirty is written back.
+    /// Writes its dirty data back.
     Flush,
-    /// It leaves the cache, with all of its data on its backing device.
+    /// Detaches it from the cache, with all of its data on its backing device.
     Detach,
-    /// It comes to the cache that its engine serves.
+    /// Attaches it to the cache that its engine serves.
     Attach,
-    /// It becomes so large, in sectors: its backing device has been seen to be.
+    /// Grows it to this size, in sectors, which its backing device was seen to have.
     Grow(u64),
-    /// It becomes so small, in sectors.
+    /// Shrinks it to this size, in sectors.
     Shrink(u64),
 }
 
-/// A volume that an engine has given up.
+/// A volume that an engine has released.
 pub struct Given {
-    /// Its device, still claimed; `None`: operations on it hang, or there is none.
+    /// Its device, still claimed. `None` if operations on it hang, or if it has none.
     pub device: Option<Device>,
     /// Something acknowledged may not be durable.
     pub lost: Option<Error>,
 }
 
-/// What an engine's thread does between two transitions.
+/// Work that the engine's thread does between two transitions.
 type Do = Box<dyn FnOnce(CacheSet, &bcached_env::Env) + Send>;
 
-/// The same, and what becomes of whoever asked if there is no set.
+/// The same, and the answer to the caller if there is no set.
 type Attempt = Box<dyn FnOnce(Result<CacheSet, Error>, &bcached_env::Env) + Send>;
 
 enum Command {
     AddBacking(Adding, Answer<Result<Added, Error>>),
-    /// Somebody else gets it: it must have left a set that has failed.
+    /// Another engine gets it: it must have left a set that has failed.
     HandOver(VolumeId, Answer<Result<Given, Error>>),
     GiveUp(VolumeId, Answer<Result<Given, Error>>),
-    /// Its backing device is this one from now on.
+    /// Replaces its backing device with this one.
     TakeBack(VolumeId, Device, Answer<Result<Option<Error>, NotTaken>>),
-    /// The cache device is this one from now on.
+    /// Replaces the cache device with this one.
     TakeBackCache(Box<CacheDevice>, Answer<Result<bool, Error>>),
     Long(u64, Long, VolumeId, Answer<Result<(), Error>>),
-    /// As work of this number, to so many sectors.
+    /// As the job of this number, to this many sectors.
     BeginShrinking(u64, VolumeId, u64, Answer<Result<Shrinking, Error>>),
     Cancel(u64),
     Under(VolumeId, Answer<Option<Under>>),
-    /// So much memory for nodes; the answer is how much it is then, `None` as much as before.
+    /// Memory for nodes, in bytes; the answer is how much there is then, `None` if it is unchanged.
     Nodes(usize, Answer<Option<usize>>),
-    /// Something short, or that begins a task.
+    /// Something short, or something that begins a task.
     Do(Do),
     Attempt(Attempt),
     SetCacheMode(VolumeId, CacheMode, Keep, Answer<Result<(), Error>>),
@@ -188,23 +193,23 @@ enum Command {
     Stop(Answer<Stopped>),
 }
 
-/// A set that nothing is written to any more.
+/// A set to which nothing is written any more.
 pub struct Stopped {
-    /// An error: something that was acknowledged may not have been made durable.
+    /// On an error, something that was acknowledged may not have been made durable.
     pub outcome: Result<(), Error>,
-    /// Its volumes, and what is dirty of them for good: write-back goes on until the stop has begun.
+    /// Its volumes, with the dirty data that remains: write-back goes on until the stop has begun.
     pub volumes: Vec<VolumeInfo>,
 }
 
 /// What the thread reports.
 pub enum News {
-    /// Once: the set is open, or why not, after which the thread ends.
+    /// Once: the set is open, or why it could not be opened, after which the thread ends.
     Opened(Result<Opened, Failure>),
-    /// The set has failed, of which its status says more.
+    /// The set has failed; its status has the details.
     Failed,
-    /// That set is open again, and may fail anew.
+    /// The failed set is open again, and may fail anew.
     Works,
-    /// The thread has ended, in order or by a panic. The last news.
+    /// The thread has ended, in order or by a panic. The last report.
     Ended,
 }
 
@@ -218,7 +223,8 @@ pub fn start(
     spawn(name, news, move |report| run(start, report, tell))
 }
 
-/// Starts a thread for `body`, which reports how opening went. However it ends, that is reported too.
+/// Starts a thread for `body`, which reports how opening went. The end of the thread, however it
+/// comes, is reported too.
 pub fn spawn<N: Fn(News) + Send + 'static>(
     name: &str,
     news: N,
@@ -258,7 +264,7 @@ fn run(start: Start, report: &dyn Fn(Result<Opened, Failure>), tell: impl Fn(New
 /// What a former process has left in the note, and what becomes of that.
 pub type LeftNote = (NoteFound, NoteFate);
 
-/// What the thread owns.
+/// The state that the thread owns.
 struct EngineThread {
     executor: Executor,
     host: Host,
@@ -319,7 +325,7 @@ impl EngineThread {
         }
     }
 
-    /// Until told to stop.
+    /// Runs until told to stop.
     fn serve(&mut self) {
         let (Some(server), Some(commands)) = (self.server.take(), self.commands.take()) else { return };
         let pump = Pump::new(self.host.clone(), self.machine.clone());
@@ -328,17 +334,17 @@ impl EngineThread {
 }
 
 impl Drop for EngineThread {
-    /// However it ends, also by a panic.
+    /// Runs however the thread ends, also by a panic.
     fn drop(&mut self) {
         self.host.abandon();
     }
 }
 
-/// Has the set see to it that nothing depends on the note's file, which is gone.
+/// Has the set make sure that nothing depends on the note's file, which is gone.
 fn keep_note(commands: &mpsc::Sender<Command>, bell: &Bell) {
     let keep = |set: CacheSet, env: &bcached_env::Env| {
         env.spawn(async move {
-            // A set that cannot write its journal has failed, which is told of by itself.
+            // A set that cannot write its journal has failed, which is reported separately.
             let _until_the_next_file = set.keep_note().await;
         });
     };
@@ -353,22 +359,23 @@ impl Engine {
         self.send(Command::AddBacking(adding, answer));
     }
 
-    /// Gives a volume up.
+    /// Releases a volume.
     pub fn give_up(&self, volume: VolumeId, answer: Answer<Result<Given, Error>>) {
         self.send(Command::GiveUp(volume, answer));
     }
 
-    /// Likewise, for another engine, which cannot serve what still belongs to a set that has failed: then it stays.
+    /// Likewise, for another engine. That cannot serve a volume that still belongs to a failed set:
+    /// such a volume stays.
     pub fn hand_over(&self, volume: VolumeId, answer: Answer<Result<Given, Error>>) {
         self.send(Command::HandOver(volume, answer));
     }
 
-    /// Begins long work on a volume, under a number that no other work has.
+    /// Begins a job on a volume, under a number that no other job has.
     pub fn begin(&self, number: u64, long: Long, volume: VolumeId, answer: Answer<Result<(), Error>>) {
         self.send(Command::Long(number, long, volume, answer));
     }
 
-    /// Gives long work up, if it goes on.
+    /// Cancels a job, if it still runs.
     pub fn cancel(&self, number: u64) {
         self.send(Command::Cancel(number));
     }
@@ -384,22 +391,23 @@ impl Engine {
         self.send(Command::SetCacheMode(volume, mode, keep, answer));
     }
 
-    /// Says how fast a volume's dirty data leaves until its controller says it anew.
+    /// Sets the write-back rate of a volume, until its rate controller next sets it.
     pub fn set_writeback_rate(&self, volume: VolumeId, rate: u64, answer: Answer<Result<(), Error>>) {
         self.attempt(move |set| async move { set.set_writeback_rate(volume, rate) }, answer);
     }
 
-    /// Has the superblock of the cache say this.
+    /// Stores these settings in the superblock of the cache.
     pub fn keep_settings(&self, settings: Settings, answer: Answer<Result<(), Error>>) {
         self.attempt(move |set| async move { set.keep_settings(settings).await }, answer);
     }
 
-    /// Gives a volume another label.
+    /// Changes the label of a volume.
     pub fn set_label(&self, volume: VolumeId, label: Label, answer: Answer<Result<(), Error>>) {
         self.attempt(move |set| async move { set.set_label(volume, label).await }, answer);
     }
 
-    /// Where the data of a sector of a volume is, and what the volume is at that moment.
+    /// Returns where the data of a sector of a volume is, and the state of the volume at that
+    /// moment.
     pub fn explain(
         &self,
         volume: VolumeId,
@@ -414,12 +422,13 @@ impl Engine {
         })));
     }
 
-    /// Has the set see whether its cache device still takes what is written, and fail if not, which is news by itself.
+    /// Has the set check whether its cache device still accepts writes, and fail if not, which is
+    /// reported separately.
     pub fn prove_cache(&self, answer: Answer<Result<(), Error>>) {
         self.attempt(|set| async move { set.prove_cache().await }, answer);
     }
 
-    /// Has every device of the set answer; what becomes of the set is news by itself.
+    /// Has every device of the set answer; what becomes of the set is reported separately.
     pub fn prove_devices(&self, answer: Answer<Result<(), Error>>) {
         self.attempt(|set| async move { set.prove_devices().await }, answer);
     }
@@ -429,7 +438,8 @@ impl Engine {
         self.send(Command::SetOptions(volume, options, answer));
     }
 
-    /// Gives the set's nodes so much memory, or takes as much of it as they can do without; how much it is then. `None`: as before.
+    /// Sets the memory for the set's nodes, in bytes. If it is to shrink, the nodes give up as much
+    /// as they can do without. The answer is the new amount, `None` if it is unchanged.
     pub fn set_node_budget(&self, wanted: usize, answer: Answer<Option<usize>>) {
         self.send(Command::Nodes(wanted, answer));
     }
@@ -439,18 +449,20 @@ impl Engine {
         self.send(Command::ChangeCache(Box::new(change)));
     }
 
-    /// A snapshot; `None` if the engine is gone or too busy to answer.
+    /// Returns a snapshot; `None` if the engine is gone or too busy to answer.
     pub fn status(&self) -> Option<Status> {
         Self::status_of_all(&[Some(self.clone())]).pop().flatten()
     }
 
-    /// Snapshots of several engines, asked at once: those that do not answer cost their time together.
+    /// Returns snapshots of several engines, asked at once: those that do not answer share one time
+    /// limit.
     pub fn status_of_all(engines: &[Option<Self>]) -> Vec<Option<Status>> {
         Self::ask_all(engines, &(), Command::Status)
     }
 
-    /// How old the data in the buckets of several engines is. They look at all of them, beside their work, and each keeps a clone of
-    /// `kept` until it has, also when nobody waits for it any more.
+    /// Returns how old the data in the buckets of several engines is. They scan all buckets beside
+    /// their work. Each holds a clone of `kept` until it is done, even if no caller waits for it
+    /// any more.
     pub fn ages_of_all<K: Clone + Send + 'static>(engines: &[Option<Self>], kept: &K) -> Vec<Option<Ages>> {
         Self::ask_all(engines, kept, Command::Ages)
     }
@@ -482,7 +494,7 @@ impl Engine {
         self.send(Command::Stop(answer));
     }
 
-    /// Has the set do something; without one the answer says why there is none.
+    /// Has the set do something; if there is no set, the answer says why.
     fn attempt<T, F>(
         &self,
         work: impl FnOnce(CacheSet) -> F + Send + 'static,
@@ -500,7 +512,8 @@ impl Engine {
         })));
     }
 
-    /// A thread that is gone drops the command, and with it the answer: whoever waits for that finds out.
+    /// Sends a command. A thread that is gone drops the command and with it the answer, by which a
+    /// waiting caller notices.
     fn send(&self, command: Command) {
         if self.commands.send(command).is_ok() {
             self.bell.ring();
@@ -510,7 +523,7 @@ impl Engine {
 
 #[cfg(test)]
 impl Engine {
-    /// An engine that hears everything and answers nothing, as long as the second value lives.
+    /// An engine that receives everything and answers nothing, as long as the second value lives.
     pub fn deaf() -> (Self, impl Sized) {
         let driver = open_driver(&DriverOptions::default()).expect("a driver");
         let (commands, heard) = mpsc::channel();

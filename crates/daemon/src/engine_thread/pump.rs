@@ -1,5 +1,5 @@
-//! The pump between port and engine: takes requests and commands until there is nothing left,
-//! letting others run in between, then waits for their bell.
+//! The pump between port and engine. It takes requests and commands until there is nothing left,
+//! lets other tasks run in between, then waits for the bell.
 
 use super::machine::ThisMachine;
 use super::{Added, Adding, Answer, Command, Given, Keep, Long, Stopped, Way, resize, returned};
@@ -22,7 +22,7 @@ use std::sync::mpsc::Receiver;
 use std::task::Poll;
 use std::time::Duration;
 
-/// Requests that are begun before others run, whether they are carried out or refused.
+/// Requests that are begun before other tasks run, whether they are carried out or refused.
 const AT_ONCE_MAX: usize = 256;
 
 /// Takes from port and channel; begins requests, and tasks for commands.
@@ -30,7 +30,7 @@ pub struct Pump {
     host: Host,
     machine: ThisMachine,
     workers: Rc<Workers<ReplyTo>>,
-    /// Long work that goes on, by its number.
+    /// The jobs that run, by number.
     jobs: Rc<RefCell<BTreeMap<u64, Cancel>>>,
 }
 
@@ -45,8 +45,8 @@ impl Pump {
         let env = self.env();
         env.spawn(reopen::run(self.host.clone()));
         loop {
-            // Commands are obeyed also while every place is taken, perhaps by requests to a device
-            // that hangs, and while there is no end of requests.
+            // Commands are obeyed even while all permits are taken, perhaps by requests to a device
+            // that hangs, and while requests keep coming.
             let is_all = self.begin_requests(&mut server);
             let mut stop = None;
             while let Ok(command) = commands.try_recv() {
@@ -65,14 +65,15 @@ impl Pump {
         }
     }
 
-    /// Begins what has come, as far as there is room for it; false if others are to run before the
-    /// rest of it. A bell that rings meanwhile need not be heard: what rang it is looked for again.
+    /// Begins the requests that have arrived, as far as there is room. Returns false if other tasks
+    /// are to run before the rest. A bell that rings meanwhile need not be heard: what rang it is
+    /// looked for again.
     fn begin_requests(&self, server: &mut Server) -> bool {
         for _ in 0..AT_ONCE_MAX {
             let Some(permit) = self.workers.dispatcher().find_room() else { return true };
             let Some(request) = server.take() else { return true };
             self.workers.begin(Request::from_port(request, &self.host.inner().env), permit);
-            // Those that wait for a task would have the ones behind them wait for one, too.
+            // Requests that wait for a task would make those behind them wait for one, too.
             if !self.host.inner().env.has_breath() || self.workers.has_queued() {
                 return false;
             }
@@ -109,14 +110,14 @@ impl Pump {
                 answer(status);
             }
             Command::Ages(answer) => {
-                // Without a set there are none, which whoever asks finds out by the missing answer.
+                // Without a set there are no ages, which the caller learns from the missing answer.
                 if let Ok(set) = host.main() {
                     env.spawn(async move { answer(set.ages().await) });
                 }
             }
             Command::Nodes(wanted, answer) => set_node_budget(host, &env, wanted, answer),
             Command::Do(work) => {
-                // The same.
+                // The same as for ages.
                 if let Ok(set) = host.main() {
                     work(set, &env);
                 }
@@ -125,7 +126,7 @@ impl Pump {
             Command::ChangeCache(change) => host.change_cache(&change),
             Command::SetOptions(volume, new, answer) => {
                 answer(host.change_options(volume, new));
-                // Who waits may not have to any more.
+                // Requests that wait may not have to any more.
                 host.change(|_| ());
             }
             Command::SetCacheMode(volume, mode, keep, answer) => {
@@ -187,7 +188,7 @@ impl Pump {
         });
     }
 
-    /// Work of this number, which can be given up by it until its end.
+    /// Begins a job with this number, by which it can be cancelled until its end.
     fn begin_job(&self, number: u64, work: impl AsyncFnOnce(Cancel) + 'static) {
         let (jobs, cancel) = (Rc::clone(&self.jobs), Cancel::default());
         jobs.borrow_mut().insert(number, cancel.clone());
@@ -203,9 +204,9 @@ impl Pump {
         }
     }
 
-    /// What the engine has begun is answered. What still lies in the port, or comes later, is not
-    /// begun: whoever asked learns that the engine is gone. So does who waits for a cache that
-    /// fails.
+    /// Stops the set. Requests that the engine has begun are answered. Those that still lie in the
+    /// port, or arrive later, are not begun: their clients learn that the engine is gone. So do
+    /// those that wait for a cache that fails.
     async fn stop(self, mut server: Server, answer: Answer<Stopped>) {
         server.close();
         while let Some(request) = server.take() {
@@ -214,8 +215,8 @@ impl Pump {
         let outcome = self.host.stop().await;
         let _all_answered = self.workers.dispatcher().room.acquire(IN_FLIGHT_MAX).await;
         if outcome.is_ok() {
-            // Empty now, and of no use to anybody; the device is still ours, so nobody else has
-            // opened it.
+            // The note is empty now and of no use to any process. The device is still claimed, so
+            // no other process has opened the note.
             if let Some(note) = &self.machine.note {
                 bcached_uring::note::remove(&note.path);
             }
@@ -238,7 +239,7 @@ fn set_cache_mode(
     env.spawn(async move { answer(host.change_mode(volume, mode).await) });
 }
 
-/// So much memory for nodes, also when the set is opened again.
+/// Sets the memory for nodes, also for when the set is opened again.
 fn set_node_budget(host: Host, env: &Env, wanted: usize, answer: Answer<Option<usize>>) {
     let Ok(set) = host.main() else { return answer(None) };
     env.spawn(async move {
@@ -250,10 +251,10 @@ fn set_node_budget(host: Host, env: &Env, wanted: usize, answer: Answer<Option<u
     });
 }
 
-/// How long a device that was given up may take to be let go by the driver.
+/// How long the driver may take to release a device that was given up.
 const LET_GO_LIMIT: Duration = Duration::from_secs(5);
 
-/// Takes the device of a volume that the set has given up from the driver.
+/// Takes from the driver the device of a volume that the set has released.
 async fn take_device(
     (host, machine): (&Host, &ThisMachine),
     removed: Result<Removed, Error>,
@@ -262,7 +263,7 @@ async fn take_device(
     let (disks, env) = (&machine.disks, &host.inner().env);
     let mut device = disk.and_then(|disk| disks.remove(disk));
     let limit = env.now() + LET_GO_LIMIT;
-    // The driver lets it go when it next looks at its list.
+    // The driver releases it when it next looks at its list.
     while device.as_ref().is_some_and(|device| Arc::strong_count(device) > 1) && env.now() < limit {
         env.sleep(Duration::from_millis(1)).await;
     }
@@ -278,13 +279,13 @@ async fn add_backing(set: CacheSet, disks: Disks, adding: Adding) -> Result<Adde
         Way::Uncached => set.add_uncached(disk).await,
     };
     if added.is_err() {
-        // Nobody will use it: the claim is given up.
+        // Nothing will use it: its claim is released.
         drop(disks.remove(disk));
     }
     let id = added?;
     set.change_volume_options(id, |begun| *begun = options)?;
     let volume = set.volumes().into_iter().find(|info| info.id == id).ok_or(Error::NoVolume)?;
-    // An index that cannot be read is told of by whoever needs it.
+    // An index that cannot be read is reported by the requests that need it.
     let cut_short = set.give_up_behind_end(id).await.unwrap_or(false);
     Ok(Added { volume, cut_short })
 }
@@ -301,7 +302,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Mutex, mpsc};
 
-    /// A set without volumes.
+    /// Opens a set without volumes.
     fn opened() -> (Executor, Pump) {
         let driver = open_driver(&DriverOptions::default()).expect("a driver");
         let cache = memory::make(8).expect("memory");
@@ -319,7 +320,8 @@ mod tests {
         (executor, Pump::new(host, machine))
     }
 
-    /// What is refused takes no time that anybody charges, and no place.
+    /// Commands are obeyed between requests without an end. A refused request takes no measured
+    /// time and no permit.
     #[test]
     fn commands_are_obeyed_between_requests_without_an_end() {
         const REQUESTS: usize = 1000;

@@ -1,4 +1,5 @@
-//! Other sizes of volumes: how large a backing device lets its volume be, and what the driver is told of that.
+//! Resizes volumes: how large a backing device lets its volume be, and what the driver is told of
+//! that.
 
 use super::{Command, Engine, STATUS_LIMIT};
 use bcached_engine::{CacheSet, Cancel, Error, Lost, Shrinking, VolumeId};
@@ -7,19 +8,19 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
 
-/// What is under a volume.
+/// What is below a volume.
 pub struct Under {
     device: Arc<Device>,
     /// Where the volume's data begins on it, in sectors.
     data_offset: u64,
 }
 
-/// What is under `volume`, if anything is.
+/// What is below `volume`, if anything is.
 pub fn under(set: &CacheSet, disks: &Disks, volume: VolumeId) -> Option<Under> {
     Some(Under { device: disks.device(set.disk_of(volume)?)?, data_offset: set.data_offset(volume)? })
 }
 
-/// The volume has so many sectors from now on; its device, if it has one, was seen to have that many.
+/// Grows the volume to `sectors`; its device, if it has one, was seen to have that many.
 pub async fn grow(
     set: &CacheSet,
     disks: &Disks,
@@ -39,7 +40,7 @@ pub async fn grow(
     grown
 }
 
-/// The volume has so many sectors from now on, and once it has, its device may be made as short as that.
+/// Shrinks the volume to `sectors`. Once that is done, its device may be made that short.
 pub async fn shrink(
     set: &CacheSet,
     disks: &Disks,
@@ -55,7 +56,8 @@ pub async fn shrink(
 }
 
 impl Engine {
-    /// How many sectors of the volume are dirty from that one on; `None` if that cannot be told in time.
+    /// Returns how many sectors of the volume are dirty from `sector` on; `None` if the engine does
+    /// not answer in time.
     pub fn dirty_from(&self, volume: VolumeId, sector: u64) -> Option<u64> {
         let (send, receive) = mpsc::channel();
         self.send(Command::Do(Box::new(move |set, env| {
@@ -66,7 +68,8 @@ impl Engine {
         receive.recv_timeout(STATUS_LIMIT).ok().flatten()
     }
 
-    /// How large a volume in the cache alone can become, in sectors; `None` if that cannot be told in time.
+    /// Returns how large a flash-only volume can become, in sectors; `None` if the engine does not
+    /// answer in time.
     pub fn flash_sectors_max(&self, volume: VolumeId) -> Option<Result<u64, Error>> {
         let (send, receive) = mpsc::channel();
         let count = move |set: CacheSet| async move { set.flash_sectors_max(volume).await };
@@ -74,7 +77,7 @@ impl Engine {
         receive.recv_timeout(STATUS_LIMIT).ok()
     }
 
-    /// Sets out to make a volume in the cache alone so small, as work of this number. Waits.
+    /// Prepares to shrink a flash-only volume to `sectors`, as the job of this number. Waits.
     pub fn begin_shrinking(&self, number: u64, volume: VolumeId, sectors: u64) -> Result<Shrinking, Error> {
         let (done, waits) = mpsc::channel();
         let answer = Box::new(move |begun| drop(done.send(begun)));
@@ -82,24 +85,26 @@ impl Engine {
         waits.recv().unwrap_or(Err(Error::Stopping))
     }
 
-    /// Some of what it would lose, from sector `at` on, and where the rest begins. Waits.
+    /// Returns some of the data that it would lose, from sector `at` on, and where the rest begins.
+    /// Waits.
     pub fn lost_behind(&self, of: &Shrinking, at: u64) -> Result<(Vec<Lost>, Option<u64>), Error> {
         let of = of.clone();
         self.wait_for(move |set| async move { set.lost_behind(&of, at).await })
     }
 
-    /// Makes it so small. Waits.
+    /// Completes the shrinking. Waits.
     pub fn shrink_flash_only(&self, shrinking: Shrinking) -> Result<(), Error> {
         self.wait_for(move |set| async move { set.shrink_flash_only(shrinking).await })
     }
 
-    /// Leaves its size after all.
+    /// Abandons the shrinking.
     pub fn keep_size(&self, shrinking: Shrinking) {
         self.send(Command::Do(Box::new(move |set, _| set.keep_size(shrinking))));
     }
 
-    /// How many sectors the volume can have on its backing device as that is now. A thread of its own asks the device; `None` if that or
-    /// the engine does not answer in time, or if there is no device.
+    /// Returns how many sectors the volume can have on its backing device as that is now. A
+    /// separate thread asks the device. Returns `None` if the device or the engine does not answer
+    /// in time, or if there is no device.
     pub fn capacity(&self, volume: VolumeId) -> Option<Result<u64, String>> {
         let (send, receive) = mpsc::channel();
         self.send(Command::Under(
@@ -110,7 +115,7 @@ impl Engine {
                     let found = device.capacity().map(|sectors| sectors.saturating_sub(data_offset));
                     let _gone = send.send(found.map_err(|error| error.to_string()));
                 };
-                // Without a thread to be had nobody answers.
+                // If no thread is available, no answer comes.
                 let _none = thread::Builder::new().name("size".to_owned()).spawn(ask);
             }),
         ));

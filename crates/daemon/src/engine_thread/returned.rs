@@ -1,4 +1,4 @@
-//! Devices that are back as other devices of the system.
+//! Devices that return as other devices of the system.
 
 use super::machine::ThisMachine;
 use super::{Answer, Command, Engine, NotTaken};
@@ -10,7 +10,7 @@ use bcached_uring::Device;
 
 impl Engine {
     /// Serves the volume from `device` from now on. The answer is why its next flush fails, if
-    /// something that was acknowledged may have gone with the former device.
+    /// something that was acknowledged may have been lost with the former device.
     pub fn take_back(
         &self,
         volume: VolumeId,
@@ -21,7 +21,7 @@ impl Engine {
     }
 
     /// Reopens the set, which has failed, on this device, which must be the one that it was on. The
-    /// answer, before that has ended, is whether something that was acknowledged and not flushed
+    /// answer comes before that has ended: whether something that was acknowledged and not flushed
     /// may have been lost.
     pub fn take_back_cache(&self, cache: CacheDevice, answer: Answer<Result<bool, Error>>) {
         self.send(Command::TakeBackCache(Box::new(cache), answer));
@@ -37,7 +37,7 @@ pub async fn take_back(
     let disks = &machine.disks;
     let disk = disks.add(device);
     let prepare = |former: DiskId| {
-        // A device that has grown meanwhile counts as large as it was, until somebody asks for the rest.
+        // A device that has grown meanwhile counts as large as it was, until the rest is asked for.
         if let Some((former, new)) = disks.device(former).zip(disks.device(disk)) {
             new.count_on(former.info().sectors.min(new.info().sectors));
         }
@@ -50,7 +50,7 @@ pub async fn take_back(
             Ok(lost)
         }
         Err(error) => {
-            // Its claim is given up.
+            // Its claim is released.
             drop(disks.remove(disk));
             Err(error)
         }

@@ -1,4 +1,5 @@
-//! What an engine is asked of volumes that nobody serves, by threads that may wait for it, and volumes in the cache alone.
+//! Requests to an engine about volumes that are not served, from threads that may wait for the
+//! answer; and about flash-only volumes.
 
 use super::{Answer, Command, Engine};
 use bcached_engine::{CacheSet, Error, Forgetting, Lost, VolumeId, VolumeInfo};
@@ -7,7 +8,7 @@ use std::future::Future;
 use std::sync::mpsc;
 
 impl Engine {
-    /// Sets out to forget a volume, once it is known how much of it is dirty. Waits.
+    /// Prepares to forget a volume, once the amount of its dirty data is known. Waits.
     pub fn begin_forgetting(&self, uuid: Uuid) -> Result<Forgetting, Error> {
         self.wait_for(move |set| async move {
             set.walked().await?;
@@ -15,7 +16,8 @@ impl Engine {
         })
     }
 
-    /// Some of what would be lost, from sector `at` of the key space on, and where the rest begins. Waits.
+    /// Returns some of the data that would be lost, from sector `at` of the key space on, and where
+    /// the rest begins. Waits.
     pub fn lost(&self, of: &Forgetting, at: u64) -> Result<(Vec<Lost>, Option<u64>), Error> {
         let of = of.clone();
         self.wait_for(move |set| async move { set.lost(&of, at).await })
@@ -26,12 +28,12 @@ impl Engine {
         self.wait_for(move |set| async move { set.forget(forgetting).await })
     }
 
-    /// Does not forget it after all.
+    /// Abandons the forgetting.
     pub fn keep(&self, forgetting: Forgetting) {
         self.send(Command::Do(Box::new(move |set, _| set.keep(forgetting))));
     }
 
-    /// Makes a volume of so many sectors in the cache alone, and serves it.
+    /// Makes a flash-only volume of `sectors` sectors, and serves it.
     pub fn create_flash_only(&self, sectors: u64, label: Label, answer: Answer<Result<VolumeInfo, Error>>) {
         let make = move |set: CacheSet| async move {
             let id = set.create_flash_only(sectors, label).await?;
@@ -40,13 +42,14 @@ impl Engine {
         self.attempt(make, answer);
     }
 
-    /// Serves one that is there.
+    /// Serves a flash-only volume that exists.
     pub fn add_flash_only(&self, uuid: Uuid, answer: Answer<Result<VolumeInfo, Error>>) {
         let add = move |set: CacheSet| async move { set.add_flash_only(uuid).and_then(|id| info(&set, id)) };
         self.attempt(add, answer);
     }
 
-    /// An engine that is gone is one that has stopped.
+    /// Runs `work` on the set and waits for its outcome. An engine that is gone is reported as one
+    /// that is stopping.
     pub(super) fn wait_for<T, F>(&self, work: impl FnOnce(CacheSet) -> F + Send + 'static) -> Result<T, Error>
     where
         T: Send + 'static,

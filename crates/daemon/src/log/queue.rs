@@ -1,8 +1,11 @@
-//! Lines of the log on their way to its reader. A thread that logs never waits: it leaves its line here, and one thread writes them. Where
-//! the reader is too slow, lines are dropped and counted, and the log says at that place how many.
+//! The queue of log lines on their way to the log's reader.
 //!
-//! Written here and not taken from `tracing-appender`: that bounds lines and not bytes, counts no line whose writing fails, and cannot say
-//! in the log where the gap is.
+//! A thread that logs never waits: it leaves its line here, and one thread writes them. If the
+//! reader is too slow, lines are dropped and counted, and the log reports their number at that
+//! place.
+//!
+//! This is not `tracing-appender`, because that bounds lines and not bytes, does not count lines
+//! whose writing fails, and cannot mark a gap in the log.
 
 use super::prefix;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -12,51 +15,51 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::Level;
 
-/// Bytes that wait at most: more lines than a start or a stop of many volumes says at once.
+/// Bytes that may be queued: more than the lines of a start or a stop of many volumes.
 const BYTES_MAX: usize = 1 << 20;
 
-/// A line takes so much beside its bytes.
+/// Memory that a line takes beside its bytes.
 const LINE_BYTES: usize = 64;
 
-/// A write that lasts longer waits for somebody who does not read.
+/// A write that takes longer is stuck: the reader does not read.
 const STUCK: Duration = Duration::from_secs(1);
 
-/// The lines that wait, and how the writing goes.
+/// The queued lines, and the progress of the writer.
 #[derive(Default)]
 pub struct Queue {
     state: Mutex<State>,
-    /// There is a new entry, or one has been written.
+    /// Notified when an entry is added or written.
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     entries: VecDeque<Entry>,
-    /// Of the lines among them.
+    /// Bytes of the queued lines.
     bytes: usize,
-    /// Since when the writer has been at the entry that it has.
+    /// Since when the writer has been writing its current entry.
     writing: Option<Instant>,
-    /// Lines that came, and lines that are written or lost.
+    /// Lines that were pushed, and lines that are written or lost.
     came: u64,
     settled: u64,
-    /// Lines that nobody will read.
+    /// Lines that are lost.
     lost: u64,
 }
 
-/// What the writer writes.
+/// An entry for the writer.
 #[derive(Debug, PartialEq, Eq)]
 enum Entry {
     Line(Box<[u8]>),
-    /// So many lines were dropped here.
+    /// This many lines were dropped here.
     Gap(u64),
 }
 
-/// How the log is doing.
+/// The condition of the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Condition {
     /// Lines that were dropped since the start, or could not be written.
     pub lost: u64,
-    /// Its reader has taken nothing for so long; `None`: it reads.
+    /// For how long the reader has taken nothing; `None` if it reads.
     pub stuck: Option<Duration>,
 }
 
@@ -65,7 +68,7 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a line, with its newline, or counts it.
+    /// Queues a line, with its newline, or drops and counts it.
     pub fn push(&self, line: &[u8]) {
         let mut state = self.state();
         state.came += 1;
@@ -84,7 +87,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// The next entry, once there is one.
+    /// Returns the next entry, once there is one.
     fn take(&self) -> Entry {
         let mut state = self.state();
         loop {
@@ -96,7 +99,7 @@ impl Queue {
         }
     }
 
-    /// The entry that was taken is written, or the line among it is lost.
+    /// Records that the current entry is written, or that its line is lost.
     fn done(&self, entry: &Entry, is_lost: bool) {
         let mut state = self.state();
         state.writing = None;
@@ -109,24 +112,24 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// How it is doing.
+    /// Returns the condition of the log.
     pub fn condition(&self) -> Condition {
         let state = self.state();
         Condition { lost: state.lost, stuck: state.stuck() }
     }
 
-    /// A mark after every line until now, for [`Queue::is_behind`].
+    /// Returns a mark after all lines until now, for [`Queue::is_behind`].
     pub fn mark(&self) -> u64 {
         self.state().came
     }
 
-    /// Some line before `mark` is not written yet, and will be soon.
+    /// Whether a line before `mark` is not written yet, and is about to be.
     pub fn is_behind(&self, mark: u64) -> bool {
         let state = self.state();
         state.settled < mark && state.stuck().is_none()
     }
 
-    /// Waits until every line is written, at most so long; whether they are.
+    /// Waits until every line is written, at most for `limit`; returns whether they are.
     pub fn flush(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let mut state = self.state();
@@ -140,14 +143,15 @@ impl Queue {
         true
     }
 
-    /// Writes entries for ever. `write` writes a whole line; `told` hears of gaps once they are in the log.
+    /// Writes entries forever. `write` writes a whole line; `told` is called for gaps once they are
+    /// in the log.
     pub fn write_all(
         &self,
         mut write: impl FnMut(&[u8]) -> Result<(), Errno>,
         priorities: bool,
         told: impl Fn(u64),
     ) -> ! {
-        // Lost, and not said in the log yet.
+        // Lines lost that the log does not report yet.
         let mut untold = 0;
         loop {
             let entry = self.take();
@@ -180,13 +184,13 @@ impl State {
 /// The event of [`gap`].
 pub const GAP: &str = "log-lines-lost";
 
-/// What the log says where lines are missing.
+/// The log's line about missing lines.
 pub fn gap(lines: u64) -> String {
     let s = if lines == 1 { "" } else { "s" };
     format!("the log lost {lines} line{s} here: its reader was too slow, or could not be written to")
 }
 
-/// Writes all of `line` to `fd`, also where somebody has made that one that does not block.
+/// Writes all of `line` to `fd`, even if another process has made that non-blocking.
 pub fn write_whole(fd: impl rustix::fd::AsFd, mut line: &[u8]) -> Result<(), Errno> {
     while !line.is_empty() {
         match rustix::io::write(&fd, line) {
@@ -209,14 +213,14 @@ mod tests {
     use std::sync::{Arc, atomic::AtomicBool, atomic::Ordering};
     use std::thread;
 
-    /// A queue whose writer writes into a channel, and fails while told so.
+    /// A queue whose writer sends lines into a channel, and fails on demand.
     struct Site {
         queue: Arc<Queue>,
         written: mpsc::Receiver<String>,
         fails: Arc<AtomicBool>,
     }
 
-    /// The writer passes on one line for each that is taken from `written`.
+    /// The writer blocks on each line until the test receives it from `written`.
     fn site() -> Site {
         let (queue, fails) = (Arc::new(Queue::default()), Arc::new(AtomicBool::new(false)));
         let (send, written) = mpsc::sync_channel(0);

@@ -132,7 +132,7 @@ fn counters<'a>() -> Vec<Metric<Open<'a>>> {
     ]
 }
 
-/// All of them.
+/// Writes all of them.
 pub fn tell_all(text: &mut Text, caches: &[Cache]) {
     let mut family = text.family(
         "bcached_cache_open",

@@ -1,10 +1,11 @@
-//! Metrics: the status, as Prometheus reads it. Names are stable like JSON: they are only added. It costs as much as a status,
-//! which does not depend on the size of a cache.
+//! Metrics: the status in the format of Prometheus. Names are stable, like those of the JSON: they
+//! are only added. A scrape costs as much as a status, which does not depend on the size of a
+//! cache.
 //!
 //! | file | what |
 //! |---|---|
 //! | `text` | the format |
-//! | `caches`, `volumes` | our own names, `bcached_..` |
+//! | `caches`, `volumes` | bcached's own names, `bcached_..` |
 //! | `node` | node_exporter's names for the kernel's bcache, `node_bcache_..` |
 
 mod caches;
@@ -18,7 +19,7 @@ use text::{Kind, Label, Text};
 pub use node::text as node_text;
 pub use text::CONTENT_TYPE;
 
-/// A metric that has one value for each of several things.
+/// A metric with one value for each of several things.
 struct Metric<T> {
     name: &'static str,
     kind: Kind,
@@ -34,7 +35,7 @@ const fn counter<T>(name: &'static str, help: &'static str, value: fn(&T) -> Opt
     Metric { name, kind: Kind::Counter, help, value }
 }
 
-/// One family for each metric, with a sample for each thing that has a value.
+/// Writes one family for each metric, with a sample for each thing that has a value.
 fn tell<T>(text: &mut Text, metrics: &[Metric<T>], things: &[(Vec<Label<'_>>, &T)]) {
     for metric in metrics {
         let mut family = text.family(metric.name, metric.kind, metric.help);
@@ -46,7 +47,7 @@ fn tell<T>(text: &mut Text, metrics: &[Metric<T>], things: &[(Vec<Label<'_>>, &T
     }
 }
 
-/// All of ours.
+/// Returns all metrics under bcached's own names, made of the status alone (invariant N5).
 #[must_use]
 pub fn text(status: &Status) -> String {
     let mut text = Text::default();

@@ -1,7 +1,8 @@
-//! The names under which node_exporter tells of the kernel's bcache, so that what watches that watches this too: for its
-//! textfile collector. What an array of devices would have is numbered as the kernel does: `bdev0`, `cache0`.
+//! Metrics under node_exporter's names for the kernel's bcache, for its textfile collector:
+//! dashboards and alerts for the kernel's bcache work for bcached, too. The labels of devices are
+//! those of the kernel: `bdev0`, `cache0`.
 //!
-//! Nothing says what they mean (no HELP): node_exporter does, and would refuse two meanings of one name.
+//! There are no HELP lines: node_exporter has them, and would refuse two texts for one name.
 
 use super::text::{Label, Text};
 use super::{Metric, counter, gauge, tell};
@@ -37,7 +38,7 @@ fn of_sets<'a>() -> Vec<Metric<Set<'a>>> {
         gauge("node_bcache_btree_read_average_duration_seconds", "", |set| {
             Some(set.numbers.btree_read.average_us as f64 / 1e6)
         }),
-        // A bucket that is read is not reused here.
+        // A bucket that is being read is never reused here.
         counter("node_bcache_cache_read_races_total", "", |_| Some(0.0)),
     ]
 }
@@ -56,7 +57,7 @@ fn of_members<'a>() -> Vec<Metric<Member<'a>>> {
         gauge("node_bcache_writeback_rate", "", |member| {
             Some(member.facts.writeback.as_ref()?.writeback_rate_bytes? as f64)
         }),
-        // So it is spelt there.
+        // node_exporter has this misspelling.
         gauge("node_bcache_writeback_rate_proportinal_term", "", |member| {
             Some(member.numbers.writeback_proportional_bytes as f64)
         }),
@@ -76,14 +77,14 @@ fn of_members<'a>() -> Vec<Metric<Member<'a>>> {
         counter("node_bcache_cache_miss_collisions_total", "", |member| {
             Some(total(member).miss_collisions as f64)
         }),
-        // The kernel has not read ahead since 6.0; neither does this.
+        // The kernel has not read ahead since 6.0; neither does bcached.
         counter("node_bcache_cache_readaheads_total", "", |_| Some(0.0)),
     ]
 }
 
 fn of_devices<'a>() -> Vec<Metric<Set<'a>>> {
     vec![
-        // The kernel shows what has not faded.
+        // The kernel shows the errors that have not faded.
         gauge("node_bcache_io_errors", "", |set| Some(set.numbers.io_errors_recent as f64)),
         counter("node_bcache_metadata_written_bytes_total", "", |set| {
             Some(set.numbers.written_of(false) as f64)
@@ -96,7 +97,7 @@ fn of_devices<'a>() -> Vec<Metric<Set<'a>>> {
     ]
 }
 
-/// All of them.
+/// Returns all metrics under node_exporter's names.
 #[must_use]
 pub fn text(status: &Status) -> String {
     let mut text = Text::default();
@@ -127,7 +128,7 @@ pub fn text(status: &Status) -> String {
 
 type Labels = Vec<(&'static str, String)>;
 
-/// A volume with a backing device, on an open set.
+/// Returns the labels and numbers of a volume with a backing device, on an open set.
 fn member<'a>(volume: &'a Volume, sets: &[(&str, Set<'_>)]) -> Option<(Labels, Member<'a>)> {
     let facts = volume.facts.as_ref()?;
     let numbers = facts.numbers.as_ref()?;

@@ -1,4 +1,4 @@
-//! What the numbers look like, of a status that is written here.
+//! The text of the metrics, for a status that is made here.
 
 use super::{node_text, text};
 use bcached_control::status::Status;
@@ -21,7 +21,7 @@ fn bypassed() -> Value {
     json!({ "sequential": { "requests": 2, "bytes": 8192 } })
 }
 
-/// The numbers of a set that are nothing but numbers: 100, 101 and so on.
+/// The plain numbers of a set: their values are 100, 101 and so on.
 const NUMBERS: [&str; 49] = [
     "block_bytes",
     "bucket_bytes",
@@ -108,7 +108,7 @@ fn volume() -> Value {
     })
 }
 
-/// One set with one volume, and one of each that is not there.
+/// A status with one set and one volume, and one absent one of each.
 fn status() -> Status {
     let mut status: Status = serde_json::from_value(json!({
         "state": "ready", "pid": 1, "uptime_seconds": 12, "nbd": [], "clients": [],
@@ -123,7 +123,8 @@ fn status() -> Status {
     status
 }
 
-/// Names of families, their samples in order, and every line one of the three that there are.
+/// Returns the names of the families. Checks that samples are in order, and that every line is of
+/// one of the three kinds.
 fn families(text: &str) -> BTreeSet<String> {
     let mut families = BTreeSet::new();
     let mut current = String::new();
@@ -148,6 +149,7 @@ fn families(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn every_number_has_its_name_and_labels() {
+    // Proves invariant N5.
     let text = text(&status());
     let names = families(&text);
     assert!(names.iter().all(|name| name.starts_with("bcached_")), "{names:?}");
@@ -178,9 +180,11 @@ fn every_number_has_its_name_and_labels() {
     }
 }
 
-/// Whoever watches the kernel's bcache finds every name, once, with the labels that it has there.
+/// All of node_exporter's names for the kernel's bcache are there, once, with node_exporter's
+/// labels.
 #[test]
 fn node_exporters_names_are_all_there() {
+    // Proves invariant N5.
     let text = node_text(&status());
     let of_sets = [
         "average_key_size_sectors 16",
@@ -235,7 +239,7 @@ fn node_exporters_names_are_all_there() {
     assert!(!text.contains("# HELP"), "node_exporter has its own");
 }
 
-/// Who sets up a dashboard looks there.
+/// The guide names all metrics: that is where dashboards are made from.
 #[test]
 fn the_guide_has_every_name() {
     const GUIDE: &str = include_str!("../../../../docs/guide.md");

@@ -1,18 +1,20 @@
-//! The text format of Prometheus (version 0.0.4), which its server, node_exporter's textfile collector and everybody else
-//! reads. Written here: the library for this writes `OpenMetrics`, in which that collector does not know a counter, and
-//! keeps values of its own, where the engine has them already.
+//! Writes the text format of Prometheus (version 0.0.4), which its server, node_exporter's textfile
+//! collector and all other consumers read.
+//!
+//! It is written here because the usual library writes `OpenMetrics`, in which that collector does
+//! not recognise a counter, and keeps values of its own, which the engine has already.
 
 use std::fmt::{Display, Write as _};
 
-/// What Prometheus is told the text is.
+/// The content type of the text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What becomes of a number.
+/// The type of a metric.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// It only grows, until a restart.
     Counter,
-    /// It comes and goes.
+    /// It grows and shrinks.
     Gauge,
     /// Counters by bound, their sum and their number.
     Histogram,
@@ -38,7 +40,7 @@ pub struct Text {
 }
 
 impl Text {
-    /// A family begins: all samples of `name` follow. Without `help` nothing is said of what it means.
+    /// Begins a family: all samples of `name` follow. If `help` is empty, there is no HELP line.
     pub fn family<'a>(&'a mut self, name: &'a str, kind: Kind, help: &str) -> Family<'a> {
         if !help.is_empty() {
             // Writing to a string cannot fail, here and below.
@@ -48,7 +50,7 @@ impl Text {
         Family { text: &mut self.text, name }
     }
 
-    /// All of it.
+    /// Returns the whole text.
     pub fn finish(self) -> String {
         self.text
     }
@@ -61,12 +63,12 @@ pub struct Family<'a> {
 }
 
 impl Family<'_> {
-    /// One sample.
+    /// Writes one sample.
     pub fn sample(&mut self, labels: &[Label<'_>], value: impl Display) {
         self.line("", labels, value);
     }
 
-    /// One histogram: how many were at most as much as each bound, how many there were, and their sum.
+    /// Writes one histogram: how many values were at most each bound, their number, and their sum.
     pub fn histogram(&mut self, labels: &[Label<'_>], within: &[(f64, u64)], count: u64, sum: f64) {
         let mut bucket = |bound: &str, within: u64| {
             self.line("_bucket", &[labels, &[("le", bound)]].concat(), within);
@@ -90,7 +92,7 @@ impl Family<'_> {
     }
 }
 
-/// A label's value: quotes, backslashes and line ends would end it.
+/// Escapes quotes, backslashes and line ends in a label's value, which would end it.
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

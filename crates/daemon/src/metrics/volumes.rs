@@ -64,7 +64,7 @@ pub fn reads(counted: &Counted) -> [(&'static str, u64); 4] {
     ]
 }
 
-/// All of them.
+/// Writes all of them.
 pub fn tell_all(text: &mut Text, volumes: &[Volume]) {
     let mut family = text.family("bcached_volume_served", Kind::Gauge, "1 if the volume is served.");
     for volume in volumes {

@@ -1,8 +1,10 @@
-//! Opens what is configured, keeps it served, stops it in order.
+//! The supervisor: opens the configured caches and volumes, keeps them served, and stops them in
+//! order.
 //!
-//! One loop over one channel of events: devices that come, sets that open, volumes that attach, signals. Each cache
-//! and each volume has its own state and its own reason; what is missing is looked for again, what is refused has its
-//! final reason. Devices named on the command line are meant now: there the first reason ends the program.
+//! One loop handles one channel of events: devices that appear, sets that open, volumes that
+//! attach, signals. Each cache and each volume has its own state with its own reason. A missing
+//! device is looked for again; a refused one keeps its final reason. Devices named on the command
+//! line are all required at once: there, the first final reason ends the program.
 
 mod caches;
 mod devices;
@@ -49,62 +51,66 @@ use table::Table;
 /// How often missing devices are looked for.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// How often the sets are looked at when nothing else happens.
+/// How often the sets are checked when nothing else happens.
 const HEALTH: Duration = Duration::from_secs(5);
 
-/// What the loop waits for.
+/// An event that the loop waits for.
 enum Event {
-    /// A front end has something new to say of a volume.
+    /// A front end has news about a volume.
     FrontChanged,
     Signal(Signal),
     Cache(usize, News),
     VolumeAdded(usize, Box<Result<Added, Error>>),
     Stopped(usize, Stopped),
-    /// Somebody wants options changed.
+    /// A client asks to change options.
     Change(Box<options::change::Asked>),
-    /// An engine has changed the cache mode of a volume as this word says, or refuses it: then that is true.
+    /// An engine has set the cache mode of a volume to this requested value, or has refused it
+    /// (true).
     ModeSettled(usize, Word, bool),
-    /// The same of what the superblock of a cache says.
+    /// An engine has written this requested value to a cache's superblock, or has refused it
+    /// (true).
     SettingsSettled(usize, Word, bool),
-    /// An engine has done what a change begins with, or could not.
+    /// An engine has finished the first step of a change of options, or has failed.
     Ahead(Box<options::change::Ahead>),
-    /// Somebody asks how the files differ from what runs.
+    /// A client asks how the configuration files differ from what runs.
     Differs(options::config_diff::Answer),
-    /// Somebody wants long work done.
+    /// A client asks for a job.
     Begin(Box<jobs::Asked>),
-    /// An engine is through with the work of this number.
+    /// An engine has finished the job of this number.
     JobEnded(u64, Result<(), Error>),
-    /// For the work of this number an engine has given a volume up, that is to go to a cache, or nowhere.
+    /// For the job of this number, an engine has given up a volume, which moves to a cache or
+    /// nowhere.
     Given(u64, usize, Option<usize>, Box<Result<Given, Error>>),
-    /// What was to be forgotten, by the work of this number, is, or not and why.
+    /// For the job of this number, a volume has been forgotten, or the reason why not.
     Forgotten(u64, Uuid, Result<(), Failure>),
-    /// What the work of this number has done can be seen, or cannot yet.
+    /// Whether the result of the job of this number is visible yet.
     Shown(u64, bool),
-    /// A volume that was to become smaller, by the work of this number, is, and so many bytes are lost; or not and why.
+    /// For the job of this number, a volume has been shrunk and this many bytes are lost; or why
+    /// not.
     Shrunk(u64, Result<u64, Failure>),
-    /// An engine has made a volume in its cache alone, or serves one again.
+    /// An engine has created a flash-only volume, or serves one again.
     FlashAdded(Box<jobs::flash::Added>),
-    /// Somebody wants a cache to become another device.
+    /// A client asks to replace a cache by another device.
     Replace(Box<jobs::replace::Asked>),
-    /// Somebody gives that up, of what the cache of this index was.
+    /// A client cancels a replacement; the index is that of the cache's former device.
     StopReplacing(usize),
-    /// Somebody does not want to wait for the work of this number any more, which ends by itself.
+    /// A client no longer wants to wait for the job of this number, which ends by itself.
     StopWaiting(u64),
-    /// That cache's engine has taken it up.
+    /// For the job of this number, the other engine has taken up the volume, or says why not.
     Moved(u64, usize, Box<Result<Added, Error>>),
-    /// An engine has taken up the backing device of a volume that has come back, or says why not.
+    /// An engine has taken up the returned backing device of a volume, or says why not.
     Returned(usize, Box<Result<Option<Error>, NotTaken>>),
-    /// The same of a cache device; whether something that was not flushed may be gone.
+    /// An engine has taken up a returned cache device. True if unflushed writes may be lost.
     CacheReturned(usize, Box<Result<bool, Error>>),
     /// The set of a cache whose device is gone has tried to write to it.
     CacheProved(usize),
-    /// Another process is to take over, or somebody asks whether one could.
+    /// Another process is to take over, or a client asks whether one could.
     HandOver(Box<handover::Wish>),
-    /// The engine of this cache has so much memory for nodes from now on, or as much as before.
+    /// The engine of this cache now has this much memory for nodes; `None` if it is unchanged.
     NodesChanged(usize, Option<usize>),
 }
 
-/// Where the daemon is in its life.
+/// The phase of the daemon's life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     Starting,
@@ -112,37 +118,37 @@ enum Phase {
     Stopping,
 }
 
-/// What the loop changes and the control thread reads.
+/// The state that the loop changes and the control thread reads.
 struct Shared {
     phase: Phase,
-    /// The loop's, changed by [`Supervisor::set_config`] only.
+    /// The loop's configuration; changed by [`Supervisor::set_config`] only.
     config: Arc<Config>,
     table: Table,
     jobs: jobs::Jobs,
     /// How long a stop waits for users.
     stop_timeout: Duration,
-    /// Volumes that go from one engine to another at this moment.
+    /// Volumes that are moving from one engine to another.
     moves: BTreeMap<usize, jobs::attach_detach::Moving>,
-    /// What was taken away and is missed.
+    /// Warnings about resources that were taken away and are needed.
     warnings: Vec<String>,
 }
 
 struct Supervisor {
     line: CommandLine,
-    /// What runs.
+    /// The configuration in force.
     config: Arc<Config>,
-    /// Devices come from the command line.
+    /// The devices come from the command line.
     strict: bool,
     notes: PathBuf,
     /// The list of the configured devices for udev, if this daemon keeps one.
     owned: Option<OwnedList>,
-    /// What the log has said of each device.
+    /// What the log has reported of each device.
     said: BTreeMap<String, report::health::Said>,
     /// Caches whose devices answer with errors.
     ailing: caches::retry_policy::Ailing,
     /// Caches whose opening hangs.
     slow_caches: Patience<CacheDevice>,
-    /// Backing devices that hang when they are looked at.
+    /// Backing devices that hang while their superblock is read.
     slow_looks: Patience<BackingSuperblock>,
     /// Backing devices whose opening hangs.
     slow_backings: Patience<BackingDevice>,
@@ -150,36 +156,36 @@ struct Supervisor {
     returns: volumes::reconnect::Returns,
     /// Cache devices that are looked for while their sets have failed.
     cache_returns: caches::reconnect::CacheReturns,
-    /// What it has said of openings.
+    /// What the log has reported of openings.
     openings: caches::Openings,
-    /// The time that a start or a stop is given.
+    /// Extensions of systemd's time limit for a start or a stop.
     extension: lifecycle::service_timeout::Extension,
-    /// When it has said what it waits for, since the start.
+    /// When the log last named what the start waits for, counted from the start.
     waits_told: Duration,
     shared: Arc<Mutex<Shared>>,
     exports: ExportTable,
     /// Volumes that clients wait for.
     awaited: volumes::early_clients::Awaited,
     taken_away: lifecycle::missing_files::TakenAway,
-    /// How a stop has ended that somebody asked for.
+    /// How a stop that a client asked for has ended.
     ending: lifecycle::stop_request::Ending,
     fronts: Fronts,
-    /// Whom this process takes over from, until it has.
+    /// The process that this one takes over from, until it has done so.
     predecessor: Option<Predecessor>,
-    /// What that has left, or this process itself.
+    /// What the predecessor handed over, or what this process left for itself.
     yours: Yours,
-    /// Clients that were here before it.
+    /// Clients from before this process served anything.
     kept: handover::earlier_clients::Kept,
-    /// How far it is that another one takes over, or how it was.
+    /// The progress of a hand-over to another process, or its outcome.
     course: Course,
-    /// Nobody has been told yet that it is ready.
+    /// No readiness has been announced yet.
     is_first: bool,
     events: Receiver<Event>,
     sender: Sender<Event>,
     started: Instant,
 }
 
-/// What a life begins with.
+/// What a life of the supervisor begins with.
 struct Start {
     config: Config,
     notes: PathBuf,
@@ -187,14 +193,14 @@ struct Start {
     owned: Option<PathBuf>,
     predecessor: Option<Predecessor>,
     taken: Taken,
-    /// What is known of the hand-over before.
+    /// What is known of the preceding hand-over.
     known: TakingOver,
     is_first: bool,
 }
 
 #[cfg(test)]
 impl Start {
-    /// A process of its own, whose notes lie nowhere. It keeps no list for udev.
+    /// A process without a predecessor, without a notes directory and without a list for udev.
     fn of(config: Config) -> Self {
         Self {
             config,
@@ -210,24 +216,25 @@ impl Start {
 
 /// Why the loop has ended.
 enum End {
-    /// Somebody wants the daemon to stop.
+    /// The daemon is asked to stop.
     Stops,
     /// Another process is to take over.
     HandsOver(Box<Successor>),
 }
 
-/// Serves what `line` asks for until a signal ends it, or another process takes over. Prints `ready` on standard output and tells systemd.
+/// Serves what `line` asks for until a signal ends it or another process takes over. Prints `ready`
+/// on standard output and notifies systemd.
 ///
 /// # Errors
-/// Wrong configuration, before any device is opened; with devices on the command line, the first that cannot be
-/// served; a stop that could not be orderly.
+/// Wrong configuration, before any device is opened; with devices on the command line, the first
+/// that cannot be served; a stop that was not orderly.
 pub fn serve(line: CommandLine) -> Result<(), Failure> {
     let predecessor = take_over::begun()?;
     let passed = socket_activation::take()?;
     bcached_uring::memory::return_large_blocks();
     log::init();
     let outcome = serve_logged(line, predecessor, passed);
-    // Of what was said last somebody may make out why.
+    // The last lines may explain why the daemon ends.
     log::flush();
     outcome
 }
@@ -260,10 +267,11 @@ fn serve_logged(
     }
 }
 
-/// All that can be refused before anything is touched. What the process before has is touched long before the front ends begin.
+/// Does everything that can fail before anything is touched. The predecessor's resources are
+/// touched long before the front ends start.
 fn prepare(line: &CommandLine, succeeds: bool) -> Result<(Config, PathBuf, Signals), Failure> {
     let config = Config::load(line)?;
-    // Who has mistyped something is told of that alone.
+    // After the configuration is read: for a mistyped one, only that error is reported.
     match bcached_uring::memory::hold() {
         Ok(()) => tracing::info!(event = "memory-held", "memory is locked"),
         Err(refused) => tracing::info!(event = "memory-not-held", "memory: {refused}"),
@@ -288,12 +296,12 @@ fn no_thread(error: &std::io::Error) -> Failure {
     }
 }
 
-/// From the first socket to the end, or to where another process was to take over and did not.
+/// Runs one life of the supervisor: from the first socket to the end, or to a failed hand-over.
 fn live(line: CommandLine, mut start: Start, signals: &Signals) -> Result<Life, Failure> {
     let (owner, monitor) = (start.taken.passed.control.take(), start.taken.passed.monitor.take());
     let config = &start.config;
     let mut control = Control::bind(&config.control, owner, monitor)?.with_metrics(config.metrics)?;
-    // Whoever asks another one asks in vain.
+    // Clients that use another control socket do not reach this daemon.
     tracing::info!(event = "control-listening", "commands on {}", control.path().display());
     let supervisor = Supervisor::new(line, start);
     let heard = supervisor.sender.clone();
@@ -385,7 +393,8 @@ impl Supervisor {
         }
     }
 
-    /// Whatever can be refused without an engine comes before the first engine starts, because an engine writes.
+    /// Checks everything that needs no engine before the first engine starts, because an engine
+    /// writes.
     fn run(mut self, mut control: Control) -> Life {
         let outcome = self.begin().and_then(|()| self.serve_events(&mut control));
         match (outcome, self.predecessor.take()) {
@@ -397,12 +406,12 @@ impl Supervisor {
                 self.give_back(control, &predecessor, handover::told_to_end())
             }
             (outcome, _) => {
-                // Nobody takes anything back: the sockets go, also those that a process before has passed on.
+                // No process takes anything back: close the sockets, including the inherited ones.
                 bcached_port::socket::inherited::settle();
                 let ending = self.ending.clone();
                 let ended = outcome.and(self.stop());
                 ending.tell(&ended);
-                // Its sockets go with it.
+                // Dropping the control server removes its sockets.
                 drop(control);
                 Life::Ended(ended)
             }
@@ -422,7 +431,7 @@ impl Supervisor {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Until a signal, or until a device of the command line is refused.
+    /// Runs until a signal arrives, or until a device of the command line is refused.
     fn serve_events(&mut self, control: &mut Control) -> Result<End, Failure> {
         loop {
             self.announce_if_ready()?;
@@ -479,7 +488,7 @@ impl Supervisor {
                 Ok(Event::Forgotten(number, uuid, outcome)) => self.forgotten(number, uuid, outcome),
                 Ok(Event::Shrunk(number, outcome)) => self.shrunk(number, outcome),
                 Ok(Event::FlashAdded(done)) => self.flash_added(*done),
-                // What there is to do comes with each turn.
+                // The work is done at the top of each turn.
                 Ok(Event::FrontChanged) => {}
                 Ok(Event::NodesChanged(index, has)) => self.nodes_changed(index, has),
                 Err(RecvTimeoutError::Timeout) => self.look_after_sets(),
@@ -489,7 +498,7 @@ impl Supervisor {
         }
     }
 
-    /// What may be due after whatever has happened.
+    /// Does the periodic work that may be due after any event.
     fn look_after_all(&mut self) {
         self.forget_openings();
         self.apply_options();
@@ -505,7 +514,8 @@ impl Supervisor {
         self.fronts.look_after_numbers(&self.exports);
     }
 
-    /// A device that has been opened for who does not wait for it any more is nobody's: its claim would last as long as the process.
+    /// Drops devices that were opened for an entry that no longer waits for them. Otherwise their
+    /// claims would last as long as the process.
     fn forget_openings(&mut self) {
         let (caches, volumes) = self.shared().table.awaited();
         self.slow_caches.retain(|device| caches.contains(device));
@@ -513,7 +523,7 @@ impl Supervisor {
         self.slow_backings.retain(|device| volumes.contains(device));
     }
 
-    /// Takes every step that can be taken now.
+    /// Takes every step that is possible now.
     fn advance(&mut self) -> Result<(), Failure> {
         let (caches, volumes) = {
             let shared = self.shared();
@@ -539,8 +549,9 @@ impl Supervisor {
     }
 }
 
-/// The loop has not come to something in time, or not to its end. It does one thing after another, and who asks cannot see which of them lasts:
-/// there may be very many devices, and none of them slow.
+/// A failure: the loop did not reach a request in time, or did not finish it. The loop does one
+/// thing after another, so the cause is not visible to the client: there may be very many devices,
+/// none of them slow.
 fn late(what: impl Into<Box<str>>) -> Failure {
     Failure::new(Kind::TimeLimit, what).why(
         "the daemon is busy with something else, or waits for a device, which `bcached status` names then",

@@ -1,4 +1,4 @@
-//! What is configured and how far it has come: one entry a cache and a volume, each with a state and a reason.
+//! The table of configured caches and volumes: one entry each, with a state and a reason.
 
 use crate::engine_thread::{Engine, Opened};
 use crate::supervisor::lifecycle::memory_budget::Nodes;
@@ -22,89 +22,91 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Why something waits that has just been configured.
+/// The reason to wait of a new entry.
 fn not_looked() -> Failure {
     Failure::new(Kind::NotLooked, "its device was not looked for yet")
 }
 
-/// How far a cache has come.
+/// The state of a cache.
 pub enum CacheState {
     /// Its device is missing; it is looked for again.
     Waiting(Failure),
-    /// Its engine recovers.
+    /// Its engine recovers the set.
     Opening { set: Uuid, progress: Arc<Opening>, thread: JoinHandle<()> },
-    /// It serves.
+    /// It is served.
     Open { set: Uuid, engine: Engine, io: String, thread: JoinHandle<()> },
-    /// It is being stopped, while others go on.
+    /// It is being stopped while others continue.
     Ending { thread: JoinHandle<()> },
     /// It was stopped in order; the daemon is about to end.
     Stopped,
-    /// It was stopped, and its device is nobody's business here any more: as if it was not configured.
+    /// It was stopped and its device released: treated as not configured.
     Released,
-    /// It will not be served.
+    /// It cannot be served.
     Failed(Failure),
 }
 
 /// A cache.
 pub struct CacheEntry {
-    /// `None` until its device tells.
+    /// `None` until its device has been read.
     pub name: Option<String>,
     /// As configured.
     pub device: String,
-    /// The device's own, once seen.
+    /// The device's own UUID, once read.
     pub uuid: Option<Uuid>,
-    /// The set that it was seen to be last.
+    /// The set that was last read from it.
     pub last_set: Option<Uuid>,
-    /// It is what the cache of this name was before, and its volumes are to go there.
+    /// Set if this is the former device of the cache of this name, to which its volumes are to
+    /// move.
     pub former_of: Option<String>,
-    /// They go, at this time.
+    /// The volumes are moving now.
     pub is_moving: bool,
-    /// It was made in place of a dead one, and not all of its volumes have come to it.
+    /// It replaced a dead cache, and not all of its volumes have arrived.
     pub is_awaited: bool,
-    /// It is none: it stands for having no cache, of volumes with devices of such blocks, in sectors.
+    /// Set if this stands for "no cache": it serves volumes whose devices have blocks of this many
+    /// sectors.
     pub is_none_of: Option<u16>,
-    /// What has been said of its options.
+    /// The requested options.
     pub options: Layers,
-    /// What its engine has been told of them.
+    /// The options that its engine has been given.
     pub told: Layers,
-    /// What its superblock says, once seen.
+    /// The settings in its superblock, once read.
     pub kept: Option<Settings>,
-    /// What it is to say and does not yet.
+    /// Settings that its superblock is to have and does not have yet.
     pub said_settings: OfSettings,
     pub state: CacheState,
     /// Why it could not be opened the last time, if its device answers with errors.
     pub trouble: Option<Failure>,
-    /// Which device that is, once it was opened.
+    /// The device that was opened, once it was.
     pub opened: Option<Presence>,
-    /// Its device is gone, or is not taken up again, and why.
+    /// Why its device is gone, or is not taken up again.
     pub absent: Option<Box<str>>,
-    /// What its engine has for nodes.
+    /// The memory that its engine has for nodes.
     pub nodes: Nodes,
-    /// That it stopped writing has been logged.
+    /// The log has reported that it stopped writing.
     pub failure_logged: bool,
-    /// Why it discards nothing, as the log was told.
+    /// The reason that the log gave why it discards nothing.
     pub no_discard_logged: Option<String>,
-    /// That its device fails too often has been logged.
+    /// The log has reported that its device fails too often.
     pub failing_logged: bool,
-    /// That its index is being read beside requests has been logged.
+    /// The log has reported that its index is being read while it is served.
     pub walking_logged: bool,
-    /// First sectors of the btree nodes that the log was told of.
+    /// First sectors of the unreadable btree nodes that the log has reported.
     pub unreadable_logged: BTreeSet<u64>,
-    /// Volumes of which the log was told that their dirty data lies here and they are not served.
+    /// Unserved volumes with dirty data here that the log has reported.
     pub unserved_logged: BTreeSet<[u8; 16]>,
-    /// What was said of a damaged table of volumes, and of dirty data without an owner.
+    /// What the log has reported of a damaged volume table and of dirty data without an owner.
     pub table_logged: BTreeSet<String>,
-    /// How long the zeroings had gone on of which the log was told last.
+    /// The age of each running zeroing when the log last reported it.
     pub zeroing_logged: BTreeMap<VolumeId, Duration>,
-    /// What had been given up when its set was opened, as the log was told.
+    /// What was given up before its set was opened, as the log reported it.
     pub given_up_logged: Arc<[GivenUp]>,
-    /// The log has said what it waits for.
+    /// The log has reported what it waits for.
     pub wait_logged: bool,
-    /// What the table of its buckets takes has been logged.
+    /// The log has reported how much memory its bucket table takes.
     pub bucket_memory_logged: bool,
 }
 
-/// How far a volume has come.
+/// The state of a volume.
 #[derive(Clone)]
 pub enum VolumeState {
     /// A device is missing; it is looked for again.
@@ -113,69 +115,71 @@ pub enum VolumeState {
     Attaching,
     /// It is served.
     Served(Box<VolumeInfo>),
-    /// It will not be served.
+    /// It cannot be served.
     Failed(Failure),
-    /// It goes with its cache, which somebody releases: nothing is done to it until that has ended.
+    /// It leaves with its cache, which is being released; nothing is done to it until that has
+    /// ended.
     Releasing,
-    /// Somebody has removed it, or released it with its cache: as if it was not configured.
+    /// It was removed, or released with its cache: treated as not configured.
     Removed,
-    /// Somebody has stopped it: it is not served before the next start, or until it is added.
+    /// It was stopped: not served before the next start, or until it is added.
     Stopped,
 }
 
 /// A volume.
 #[derive(Clone)]
 pub struct VolumeEntry {
-    /// What control files call it by.
+    /// The N of its `bcacheN`.
     pub number: usize,
-    /// Its section asks for that.
+    /// Its section asks for this number.
     pub is_numbered: bool,
-    /// `None` until its device tells.
+    /// `None` until its device has been read.
     pub name: Option<String>,
-    /// `None` for a volume that lives on the cache alone.
+    /// `None` for a flash-only volume.
     pub backing: Option<String>,
-    /// The backing device's, once seen.
+    /// The backing device's UUID, once read.
     pub uuid: Option<Uuid>,
-    /// The backing device's, once seen.
+    /// The backing device's label, once read.
     pub label: Option<Label>,
-    /// Name of the cache that it must have.
+    /// Name of the cache that its section names.
     pub wanted_cache: Option<String>,
     /// Index of its cache, once known.
     pub cache: Option<usize>,
-    /// What has been said of its options.
+    /// The requested options.
     pub options: Layers,
-    /// What its engine has been told of them.
+    /// The options that its engine has been given.
     pub told: VolumeOptions,
-    /// Where the volume begins on its backing device, in sectors, once seen.
+    /// Where the volume begins on its backing device, in sectors, once read.
     pub data_offset: Option<u64>,
-    /// The cache mode in its superblock, once seen.
+    /// The cache mode in its superblock, once read.
     pub kept_mode: Option<CacheMode>,
-    /// The state in its superblock, when that was looked at last.
+    /// The state in its superblock, when it was last read.
     pub kept_state: Option<BackingState>,
-    /// The modes that it was asked to have and has not yet.
+    /// Cache modes that were requested and are not settled yet.
     pub said_mode: OfMode,
     pub read_only: bool,
     pub shared: bool,
     pub ways: Ways,
     pub wait: Duration,
-    /// So much of it is served at most, in bytes.
+    /// At most this much of it is served, in bytes.
     pub limit: Option<u64>,
-    /// Something acknowledged of it may not be durable, which the next flush of whoever serves it says.
+    /// An acknowledged write may not be durable. The next flush reports it, whichever engine serves
+    /// it.
     pub owes: bool,
-    /// Its backing device, as it was opened last.
+    /// Its backing device, as last opened.
     pub opened: Option<Presence>,
-    /// That is gone, or why what has come in its place is not taken up.
+    /// Why its backing device is gone, or why the device in its place is not taken up.
     pub absent: Option<Box<str>>,
-    /// The set that its superblock named when its cache could not be had.
+    /// The set that its superblock named when its cache was unavailable.
     pub missed_set: Option<Uuid>,
-    /// Its device was looked at while it could not be served: whether its newest data is in a set.
+    /// Read from its device while it could not be served: whether its newest data is in a set.
     pub stranded: Option<Option<Stranded>>,
-    /// Its cache is missing, and can be done without.
+    /// Its cache is missing, and the volume can be served without it.
     pub lack: Option<Lack>,
-    /// What is tried again, ever less often, to serve it has failed the last time.
+    /// The retry state after a transient failure to serve it, with back-off.
     pub again: Option<Absent>,
     pub state: VolumeState,
-    /// The reason to wait that the log was told last.
+    /// The reason to wait that the log last reported.
     pub wait_logged: Option<Box<str>>,
 }
 
@@ -183,15 +187,17 @@ pub struct VolumeEntry {
 pub struct Table {
     pub caches: Vec<CacheEntry>,
     pub volumes: Vec<VolumeEntry>,
-    /// The devices are those of the command line: all are meant now. `ready` waits for all of them, and the first final
-    /// reason ends the program, which prints it; else it is logged here.
+    /// The devices are those of the command line, all required at once. `ready` waits for all of
+    /// them, and the first final reason ends the program, which prints it; otherwise it is logged
+    /// here.
     pub strict: bool,
-    /// What was said to the process before of volumes whose caches are not open here yet.
+    /// Runtime values from the previous process, for flash-only volumes whose caches are not open
+    /// yet.
     pub said_of_lodgers: SaidOfLodgers,
 }
 
 impl Table {
-    /// Nothing has been looked for yet.
+    /// Builds the table; no device has been looked for yet.
     pub fn of(config: &Config, strict: bool) -> Self {
         let formers = config.caches.iter().filter_map(CacheEntry::former);
         Self {
@@ -202,7 +208,7 @@ impl Table {
         }
     }
 
-    /// Something is looked for again.
+    /// Returns true if a missing device is looked for again.
     pub fn is_waiting(&self) -> bool {
         self.caches.iter().any(|cache| matches!(cache.state, CacheState::Waiting(_)))
             || self.volumes.iter().any(|volume| matches!(volume.state, VolumeState::Waiting(_)))
@@ -216,11 +222,11 @@ impl Table {
         (caches.map(|cache| cache.device.clone()).collect(), backings)
     }
 
-    /// Everything is served or has a final reason, or was waited for long enough. For the command line's devices no time
-    /// is.
+    /// Returns true if everything is served, has a final reason, or was waited for long enough.
+    /// Devices of the command line are waited for without limit.
     pub fn is_settled(&self, since_start: Duration) -> bool {
         let is_enough = |patience| !self.strict && since_start >= patience;
-        // A cache alone may bring volumes of its own: it is waited for as well.
+        // A cache without volumes may bring flash-only volumes: it is waited for as well.
         let patience =
             self.volumes.iter().map(|volume| volume.wait).max().unwrap_or(bcached_config::WAIT_DEFAULT);
         let caches = self.caches.iter().all(|cache| match cache.state {
@@ -238,9 +244,9 @@ impl Table {
                 | VolumeState::Releasing
                 | VolumeState::Removed
                 | VolumeState::Stopped => true,
-                // It was refused, for all that is known at this moment.
+                // As far as is known now, it was refused.
                 VolumeState::Waiting(_) | VolumeState::Attaching if volume.again.is_some() => true,
-                // Who is told that all is ready finds it served, if it can be.
+                // By the time readiness is announced, it is served, if it can be.
                 VolumeState::Waiting(_) | VolumeState::Attaching if volume.lack.is_some() => {
                     is_enough(volume.wait + cacheless::MOMENT)
                 }
@@ -248,7 +254,7 @@ impl Table {
             })
     }
 
-    /// A set's engine is gone, and with it what it served: those volumes.
+    /// Fails a set whose engine is gone, and returns the volumes that it served.
     pub fn engine_gone(&mut self, index: usize, failure: &Failure) -> Vec<VolumeEntry> {
         self.set_cache(index, CacheState::Failed(failure.clone()));
         let is_concerned = |volume: &VolumeEntry| {
@@ -266,10 +272,11 @@ impl Table {
     /// The UUIDs of the configured devices, as far as they are known, and whether those are all.
     pub fn devices(&self) -> (BTreeSet<[u8; 16]>, bool) {
         let caches = self.real_caches().map(|(_, cache)| cache.uuid);
-        // A backing device has one UUID, so its name may say it; with a cache it may be the set's.
+        // A backing device has one UUID, so its name may give it. The UUID that names a cache may
+        // be the set's.
         let named = |volume: &VolumeEntry| Uuid::from_text(volume.backing.as_ref()?.strip_prefix("UUID=")?);
-        // One that was removed is not given to the kernel either, as long as this daemon runs.
-        // Only what was released is.
+        // A removed volume is not given to the kernel while this daemon runs; only a released one
+        // is.
         let is_released = |volume: &VolumeEntry| {
             let cache = volume.cache.and_then(|cache| self.caches.get(cache));
             volume.is_removed() && cache.is_some_and(|cache| matches!(cache.state, CacheState::Released))
@@ -280,12 +287,12 @@ impl Table {
         (all.iter().flatten().map(|uuid| uuid.0).collect(), all.iter().all(Option::is_some))
     }
 
-    /// The caches that are some, with their indices.
+    /// The real caches, with their indices.
     pub fn real_caches(&self) -> impl Iterator<Item = (usize, &CacheEntry)> {
         self.caches.iter().enumerate().filter(|(_, cache)| cache.is_real())
     }
 
-    /// The caches that are being opened, by name, and how far they are.
+    /// The caches that are being opened, by name, with their progress.
     pub fn openings(&self) -> Vec<(String, Arc<Opening>)> {
         let caches = self.real_caches().filter_map(|(_, cache)| match &cache.state {
             CacheState::Opening { progress, .. } => {
@@ -296,13 +303,13 @@ impl Table {
         caches.collect()
     }
 
-    /// The engines of the sets that are open.
+    /// The engines of the open sets, with their indices.
     pub fn open_engines(&self) -> Vec<(usize, Engine)> {
         let caches = self.caches.iter().enumerate();
         caches.filter_map(|(index, cache)| Some((index, cache.engine()?))).collect()
     }
 
-    /// The devices of an open set, as configured, and how they have fared.
+    /// The devices of an open set, as configured, and their health.
     pub fn devices_of(&self, cache: usize, status: &bcached_engine::Status) -> Vec<(String, DiskHealth)> {
         let own = self.caches.get(cache).map(|entry| (entry.device.clone(), status.cache_health));
         let backings = self.volumes.iter().filter(|entry| entry.cache == Some(cache)).filter_map(|entry| {
@@ -326,7 +333,7 @@ impl Table {
         caches.chain(volumes).next()
     }
 
-    /// The cache's name, given now if it had none.
+    /// Returns the cache's name, and gives it one first if it has none.
     pub fn name_cache(&mut self, index: usize, label: Label, set: Uuid) -> String {
         let taken: BTreeSet<_> = self.caches.iter().filter_map(|cache| cache.name.clone()).collect();
         let entry = &mut self.caches[index];
@@ -341,7 +348,8 @@ impl Table {
     /// Gives the volume its name and its cache.
     pub fn name_volume(&mut self, index: usize, superblock: &BackingSuperblock, cache: usize) {
         let (taken, label) = (self.volume_names(), superblock.label());
-        // Of several with one label the first one named gets it, though another may be served before it.
+        // If several have this label, the first one in the table gets it, though another may be
+        // served earlier.
         let has_it = |entry: &VolumeEntry| entry.name.is_none() && entry.label == Some(label);
         let is_claimed = self.volumes[..index].iter().any(has_it);
         let entry = &mut self.volumes[index];
@@ -350,7 +358,7 @@ impl Table {
         entry.name.get_or_insert_with(name);
     }
 
-    /// The names that volumes have.
+    /// The names of all volumes.
     pub fn volume_names(&self) -> BTreeSet<String> {
         self.volumes.iter().filter_map(|volume| volume.name.clone()).collect()
     }
@@ -389,7 +397,7 @@ impl Table {
         entry.state = state;
     }
 
-    /// A set is open. Its engine, if nobody waits for that any more.
+    /// Marks a set as open. Returns its engine if nothing waits for the set any more.
     pub fn cache_opened(&mut self, index: usize, opened: Opened) -> Option<Engine> {
         let entry = &mut self.caches[index];
         let state = std::mem::replace(&mut entry.state, CacheState::Released);
@@ -402,12 +410,12 @@ impl Table {
         None
     }
 
-    /// An engine has a volume, which is served now.
+    /// Marks a volume that an engine has taken up as served.
     pub fn volume_added(&mut self, index: usize, mut info: VolumeInfo) -> VolumeEntry {
         let entry = &mut self.volumes[index];
-        // Its engine says so from now on.
+        // From now on its engine reports these.
         (entry.kept_mode, entry.owes, entry.again) = (Some(info.mode), false, None);
-        // From now on its engine knows better.
+        // From now on its engine knows the state.
         entry.kept_state = None;
         info.sectors = entry.served_sectors(info.sectors, info.block_sectors);
         if info.attached {
@@ -419,7 +427,7 @@ impl Table {
 }
 
 impl CacheEntry {
-    /// What stands for having no cache.
+    /// The entry that stands for "no cache".
     pub fn none(block_sectors: u16, state: CacheState) -> Self {
         let cache = bcached_config::Cache {
             name: Some(bcached_config::NO_CACHE.to_owned()),
@@ -431,12 +439,12 @@ impl CacheEntry {
         Self { is_none_of: Some(block_sectors), state, ..Self::of(&cache) }
     }
 
-    /// Its name, or what stands for it until its device has told.
+    /// Its name, or its device until the device has been read.
     pub fn display_name(&self) -> &str {
         self.name.as_ref().unwrap_or(&self.device)
     }
 
-    /// The UUID of its set, if that is known.
+    /// The UUID of its set, if known.
     pub const fn set(&self) -> Option<Uuid> {
         match &self.state {
             CacheState::Opening { set, .. } | CacheState::Open { set, .. } => Some(*set),
@@ -452,7 +460,7 @@ impl CacheEntry {
         }
     }
 
-    /// It is a cache, and served here or to be.
+    /// Returns true for a real cache that is served here or is to be.
     pub const fn is_real(&self) -> bool {
         self.is_none_of.is_none() && !matches!(self.state, CacheState::Released)
     }
@@ -492,38 +500,39 @@ impl CacheEntry {
 }
 
 impl VolumeEntry {
-    /// Its name, or what stands for it until its device has told.
+    /// Its name, or its backing device until the device has been read.
     pub fn display_name(&self) -> &str {
         self.name.as_ref().or(self.backing.as_ref()).map_or("", String::as_str)
     }
 
-    /// It lives on its cache alone.
+    /// Returns true for a flash-only volume.
     pub const fn is_flash_only(&self) -> bool {
         self.backing.is_none()
     }
 
-    /// The most that is served of it, in bytes: whole blocks of so many sectors, if the limit has one.
+    /// The most of it that is served, in bytes: rounded down to whole blocks of this many sectors,
+    /// if the limit has at least one.
     pub fn limit_in_blocks(&self, block_sectors: u64) -> Option<u64> {
         let block = block_sectors * 512;
         self.limit.map(|limit| if limit < block { limit } else { limit - limit % block })
     }
 
-    /// So much is served of a volume that has so many sectors, in blocks of so many.
+    /// How many of `sectors` sectors are served, given blocks of `block_sectors`.
     pub fn served_sectors(&self, sectors: u64, block_sectors: u64) -> u64 {
         self.limit_in_blocks(block_sectors).map_or(sectors, |limit| sectors.min(limit / 512))
     }
 
-    /// Somebody has removed it.
+    /// Returns true if it was removed.
     pub const fn is_removed(&self) -> bool {
         matches!(self.state, VolumeState::Removed)
     }
 
-    /// The same, or it goes with its cache.
+    /// Returns true if it was removed, or leaves with its cache.
     pub const fn is_leaving(&self) -> bool {
         matches!(self.state, VolumeState::Removed | VolumeState::Releasing)
     }
 
-    /// Somebody has removed it, or stopped it.
+    /// Returns true if it was removed or stopped.
     pub const fn is_gone(&self) -> bool {
         matches!(self.state, VolumeState::Removed | VolumeState::Stopped)
     }

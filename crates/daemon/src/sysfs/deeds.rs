@@ -1,5 +1,6 @@
-//! What comes of a write: the same as of a command, by the same ways, with the user in the log. Options hold until the daemon stops, but for a
-//! label, which its device keeps.
+//! Carries out writes to control files: the same as the corresponding command, through the same
+//! handlers, with the user in the log. Options hold until the daemon stops, except for a label,
+//! which its device keeps.
 
 use super::files::{Deed, File, Write, Written};
 use super::layout::{Of, Seen};
@@ -14,7 +15,8 @@ use bcached_control::statistics::Counted;
 use bcached_front_fuse::tree::Errno;
 use std::collections::BTreeMap;
 
-/// What does not count any more in these files. What counts it goes on: metrics and `status` are none the wiser.
+/// Offsets to subtract from counters since `clear_stats`, for these files only. The counters
+/// themselves go on, so metrics and `status` do not change.
 #[derive(Default)]
 pub struct Cleared {
     /// Of sets and volumes, by UUID.
@@ -24,7 +26,7 @@ pub struct Cleared {
 }
 
 impl Cleared {
-    /// What was counted since; all of it, if it counts from the beginning again.
+    /// Returns what was counted since the clearing; all of it if the counters have started anew.
     pub fn counted(&self, uuid: &str, now: Counted, is_total: bool) -> Counted {
         let Some(then) = self.counted.get(uuid).filter(|_| is_total) else { return now };
         let since = || {
@@ -42,14 +44,14 @@ impl Cleared {
         since().unwrap_or(now)
     }
 
-    /// What was written to a cache device and does not count.
+    /// Returns what was written to a cache device before the clearing.
     pub fn written(&self, seen: &Seen, cache: usize) -> Written {
         let set = seen.set(cache, Written::default());
         set.and_then(|set| self.written.get(&set.counts.set_uuid).copied()).unwrap_or_default()
     }
 }
 
-/// What a program is told of a refusal.
+/// The error number of a refusal.
 pub fn errno(failure: &Failure) -> Errno {
     match failure.kind {
         FailureKind::InUse | FailureKind::SameDevice | FailureKind::Busy => Errno::BUSY,
@@ -64,18 +66,18 @@ pub fn errno(failure: &Failure) -> Errno {
     }
 }
 
-/// Nothing was done. The log says why, since an error number does not.
+/// Refuses a write without effect. The log says why, since an error number does not.
 fn refuse(path: &str, user: u32, errno: Errno, why: &str) -> Errno {
     tracing::info!(event = "control-file-refused", uid = user, "write to {path}: {why}");
     errno
 }
 
-/// What was written is nothing that the file takes.
+/// Refuses a write that the file does not understand.
 fn not_understood(path: &str, user: u32, takes: &str) -> Errno {
     refuse(path, user, Errno::INVAL, &format!("it is not understood; the file takes {takes}"))
 }
 
-/// What a file of that kind takes, for people.
+/// What a file of this kind takes, for messages.
 fn values(kind: Kind) -> String {
     match kind {
         Kind::Flag => "0 or 1".to_owned(),
@@ -91,7 +93,7 @@ const NUMBERS: &str = "a whole number";
 const SIZES: &str = "bytes, also with k, M, G, T or P behind them";
 
 impl Sysfs {
-    /// Takes what a user has written.
+    /// Carries out what a user has written.
     pub(super) fn take(
         &self,
         seen: &Seen,
@@ -136,7 +138,8 @@ impl Sysfs {
         }
     }
 
-    /// Each of the three terms lies strictly between its neighbours: as in the kernel, one beyond becomes the nearest that does.
+    /// Returns the value to set for one of three terms, each of which lies strictly between its
+    /// neighbours. As in the kernel, a value beyond them becomes the nearest that fits.
     fn between_neighbours(&self, owner: &str, name: &str, typed: String) -> Result<String, Errno> {
         const TERMS: [&str; 3] =
             ["writeback_rate_fp_term_low", "writeback_rate_fp_term_mid", "writeback_rate_fp_term_high"];
@@ -180,7 +183,7 @@ impl Sysfs {
         let verb = |verb| Begin::new(verb, member.volume.name.clone());
         match deed {
             Deed::Stop => begin(verb(Verb::Stop)),
-            // As in the kernel there is nothing to do then.
+            // As in the kernel, there is nothing to do then.
             Deed::Detach if member.facts.attached == Some(false) => Ok(()),
             Deed::Detach => begin(verb(Verb::Detach)),
             Deed::Attach => {
@@ -236,27 +239,28 @@ impl Sysfs {
     }
 }
 
-/// A value of that kind as `set` understands it, if it is one as the kernel understands it.
+/// Converts a value of this kind from the kernel's syntax to that of `set`; `None` if it is not
+/// valid for the kernel.
 fn normal(kind: Kind, line: &str) -> Option<String> {
     match kind {
         Kind::Flag => input::flag(line).map(|yes| u8::from(yes).to_string()),
         Kind::Number(..) | Kind::Rate(..) | Kind::Time(..) => {
             input::number(line).map(|number| number.to_string())
         }
-        // The kernel's own pages show suffixes, which its newer versions have forgotten.
+        // The kernel's documentation shows suffixes, which its newer versions no longer accept.
         Kind::Size => input::size(line).map(|bytes| bytes.to_string()),
         Kind::Choice(words) => words.contains(&line).then(|| line.to_owned()),
         Kind::Text | Kind::Stripe | Kind::Hours => None,
     }
 }
 
-/// A label, of at most 32 bytes with the end of its line.
+/// Returns a label, of at most 32 bytes including the end of its line.
 fn label(text: &[u8]) -> Option<String> {
     const MOST: usize = 32;
     input::line(text).filter(|_| text.len() <= MOST).map(str::to_owned)
 }
 
-/// For a volume that nobody has named.
+/// Returns a free name for a volume that was not given one.
 fn free_name(seen: &Seen) -> String {
     let is_free = |name: &String| !seen.status.volumes.iter().any(|volume| volume.name == *name);
     (0..).map(|number| format!("volume{number}")).find(is_free).unwrap_or_default()

@@ -1,26 +1,29 @@
-//! What is written to control files, as the kernel understands it: a line, with or without its end, and nothing around it.
+//! Parses what is written to control files as the kernel does: a line, with or without its end, and
+//! nothing around it.
 
-/// The line, without its end; `None` if it is no text.
+/// Returns the line without its end; `None` if it is not text.
 #[must_use]
 pub fn line(text: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(text).ok()?;
     Some(text.strip_suffix('\n').unwrap_or(text))
 }
 
-/// A whole number of decimal digits and nothing else. One that is too large for 64 bits is the largest: all ranges end before that.
+/// Parses a whole number of decimal digits and nothing else. A number too large for 64 bits becomes
+/// the largest: all ranges end below that.
 #[must_use]
 pub fn number(line: &str) -> Option<u64> {
     let is_number = !line.is_empty() && line.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| line.parse().unwrap_or(u64::MAX))
 }
 
-/// Any number but 0 is a yes.
+/// Parses a flag: any number but 0 is true.
 #[must_use]
 pub fn flag(line: &str) -> Option<bool> {
     number(line).map(|number| number != 0)
 }
 
-/// Bytes: a whole number, and perhaps one letter for powers of 1024. What does not fit into 64 bits is none.
+/// Parses bytes: a whole number, optionally with one letter for a power of 1024. `None` if it does
+/// not fit into 64 bits.
 #[must_use]
 pub fn size(line: &str) -> Option<u64> {
     const LETTERS: &str = "kmgtpezy";
@@ -35,8 +38,8 @@ pub fn size(line: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(1024_u64.checked_pow(power)?)
 }
 
-/// The digits of a UUID, as many as there are: `-` and `:` between them are of no matter, and what follows them either. Less than half a
-/// UUID is none.
+/// Returns the leading hexadecimal digits of a UUID. `-` and `:` between them and anything after
+/// them are ignored. `None` if there is less than half a UUID.
 #[must_use]
 pub fn uuid_digits(line: &str) -> Option<String> {
     const LEAST: usize = 16;

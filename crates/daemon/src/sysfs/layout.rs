@@ -1,4 +1,4 @@
-//! What lies where. Names and links are the kernel's, as seen from the mount:
+//! The layout of the tree. Names and links are the kernel's, relative to the mount:
 //!
 //! ```text
 //!   fs/bcache/SET/                            a set, by its UUID
@@ -8,11 +8,12 @@
 //!   block/CDEV/bcache/set -> ../../../fs/bcache/SET
 //!   block/BDEV/bcache/cache -> ../../../fs/bcache/SET
 //!   block/BDEV/bcache/dev -> ../../bcacheM
-//!   block/bcacheM/bcache -> ../BDEV/bcache    a directory, if the volume lives in its cache alone
+//!   block/bcacheM/bcache -> ../BDEV/bcache    a directory for a flash-only volume
 //! ```
 //!
-//! BDEV and CDEV are what the kernel calls the devices, partitions beside disks; of a file it is its name. Whatever has a name that is taken
-//! gets a number behind it. Only what is served is there: a set that is open, a volume that can be used.
+//! BDEV and CDEV are the kernel's names of the devices, with partitions beside disks; for a file it
+//! is the file's name. If a name is taken, a number is appended. Only what is served appears: open
+//! sets and usable volumes.
 
 use super::files::{self, File, Member, Set, Written};
 use bcached_control::hardware::Hardware;
@@ -20,15 +21,16 @@ use bcached_control::statistics::{Counted, Windows};
 use bcached_control::status::Status;
 use std::collections::BTreeSet;
 
-/// All that is there, as it was at a moment.
+/// Everything in the tree, as it was at one moment.
 pub struct Seen {
     pub status: Status,
-    /// Names of the devices of caches and volumes, in the order of the status; `None`: it is not there.
+    /// Names of the devices of caches and volumes, in the order of the status; `None` if the device
+    /// does not appear.
     caches: Vec<Option<String>>,
     backings: Vec<Option<String>>,
 }
 
-/// Something with a name.
+/// A directory, link or file.
 #[derive(Clone, Debug)]
 pub enum Node {
     Directory(Directory),
@@ -36,26 +38,26 @@ pub enum Node {
     File(Of, Content),
 }
 
-/// What stands in a file.
+/// The content of a file.
 #[derive(Clone, Copy, Debug)]
 pub enum Content {
-    /// One of the tables.
+    /// As in one of the tables.
     Listed(&'static File),
     /// Major and minor number.
     Number(Option<(u32, u32)>),
-    /// So many sectors.
+    /// A number of sectors.
     Sectors(u64),
 }
 
-/// Whose a file or a directory is: by its place in the status.
+/// What a file or a directory belongs to, by its index in the status.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Of {
     Nobody,
     Cache(usize),
-    /// Its device.
+    /// The device of a cache.
     CacheDevice(usize),
     Volume(usize),
-    /// What was counted of either, in one of the [`Window`]s.
+    /// The statistics of either, in one of the [`Window`]s.
     CacheCounts(usize, Window),
     VolumeCounts(usize, Window),
 }
@@ -73,7 +75,7 @@ pub enum Window {
 pub enum Directory {
     Top,
     Fs,
-    /// Of the sets.
+    /// The directory of the sets.
     Sets,
     Set(usize),
     Internal(usize),
@@ -81,7 +83,7 @@ pub enum Directory {
     Block,
     /// `bcacheN`.
     Device(usize),
-    /// Its `bcache`, if it lives in its cache alone.
+    /// The `bcache` of a flash-only volume.
     Flash(usize),
     /// A backing device.
     Backing(usize),
@@ -105,7 +107,7 @@ impl Window {
         }
     }
 
-    /// What was counted in it.
+    /// Returns the statistics of this window.
     pub const fn of(self, windows: &Windows) -> Counted {
         match self {
             Self::Total => windows.total,
@@ -150,7 +152,7 @@ impl Seen {
         member(&self.status, index)
     }
 
-    /// What lies at a path without slashes at its ends.
+    /// Returns what is at `path`, which has no slashes at its ends.
     pub fn find(&self, path: &str) -> Option<Node> {
         path.split('/').filter(|name| !name.is_empty()).try_fold(
             Node::Directory(Directory::Top),
@@ -227,14 +229,14 @@ impl Seen {
         all
     }
 
-    /// The volume, if it belongs to that set, and its number there.
+    /// Returns the volume and its number in that set, if it belongs to it.
     fn attached(&self, index: usize, cache: usize) -> Option<(Member<'_>, u32)> {
         let member = self.member(index)?;
         let is_its = member.volume.cache.as_ref() == Some(&self.status.caches[cache].name);
         Some((member, member.numbers.slot?)).filter(|_| is_its)
     }
 
-    /// The set of a volume.
+    /// Returns the index of a volume's set.
     pub fn cache_of(&self, volume: usize) -> Option<usize> {
         let name = self.status.volumes.get(volume)?.cache.as_ref()?;
         self.status.caches.iter().position(|cache| cache.name == *name)
@@ -260,7 +262,7 @@ impl Seen {
         all
     }
 
-    /// `bcacheN`. It has no number of the system's: it is no device of the kernel.
+    /// The content of `bcacheN`. It has no device number, as it is no device of the kernel.
     fn device(&self, index: usize) -> Vec<Named> {
         let sectors = self.member(index).map_or(0, |member| member.facts.size_bytes / 512);
         let bcache = match &self.backings[index] {
@@ -289,14 +291,14 @@ impl Seen {
     }
 }
 
-/// A set that is open.
+/// Returns a set if it is open.
 fn set(status: &Status, index: usize) -> Option<Set<'_>> {
     let cache = status.caches.get(index).filter(|cache| cache.state == "open")?;
     let counts = cache.counts.as_ref()?;
     Some(Set { cache, counts, numbers: counts.numbers.as_ref()?, cleared: Written::default() })
 }
 
-/// A volume that is served.
+/// Returns a volume if it is served.
 fn member(status: &Status, index: usize) -> Option<Member<'_>> {
     let volume = status.volumes.get(index)?;
     let facts = volume.facts.as_ref()?;

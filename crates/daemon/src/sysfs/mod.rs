@@ -1,15 +1,17 @@
-//! The kernel's control files, `sys` in a FUSE mount: what scripts and monitors know from `/sys/fs/bcache` and `/sys/block/bcacheN/bcache`,
-//! by the same names, permissions and forms, of what this daemon serves.
+//! The kernel's control files, as `sys` in a FUSE mount. Scripts and monitors find what they know
+//! from `/sys/fs/bcache` and `/sys/block/bcacheN/bcache`, with the same names, permissions and
+//! formats, for what this daemon serves.
 //!
 //! | file | what |
 //! |---|---|
-//! | `layout` | what lies where |
-//! | `files` | which files there are, what they say and take |
-//! | `print`, `input` | the forms of what is read and written |
-//! | `deeds` | what comes of a write |
+//! | `layout` | the directories and links |
+//! | `files` | the files, what they return and accept |
+//! | `print`, `input` | the formats of what is read and written |
+//! | `deeds` | the effects of writes |
 //!
-//! All that is said comes from the same look at everything that `status` takes, which waits for an engine for so long and no longer.
-//! An engine that does not answer then is not asked anew by each reader: until [`SILENCE`] has passed they get what was seen last.
+//! All values come from the same snapshot as `status`, which waits for an engine for a limited
+//! time. An engine that does not answer in that time is not asked again by each reader: until
+//! [`SILENCE`] has passed, readers get its last snapshot.
 
 mod deeds;
 mod files;
@@ -34,40 +36,40 @@ use std::time::{Duration, Instant};
 /// The name of the tree in the mount.
 pub const NAME: &str = "sys";
 
-/// Where things lie is looked at anew so often at most, unless something is not found.
+/// How old a snapshot may be for finding paths, unless something is not found.
 const LAYOUT: Duration = Duration::from_millis(100);
 
-/// So long whoever reads gets what was seen last, once an engine did not answer.
+/// How long readers get the last snapshot, once an engine did not answer.
 const SILENCE: Duration = Duration::from_secs(10);
 
 /// The tree.
 pub struct Sysfs {
-    /// Everything but what front ends tell.
+    /// Returns the status without what the front ends report.
     look: AskStatus,
     handlers: Arc<Handlers>,
     last: Mutex<Option<Look>>,
     cleared: Mutex<Cleared>,
 }
 
-/// A look at everything.
+/// A snapshot.
 struct Look {
     seen: Arc<Seen>,
     began: Instant,
     ended: Instant,
-    /// Each engine has answered.
+    /// Every engine has answered.
     is_whole: bool,
 }
 
 impl Sysfs {
-    /// Tells what `look` sees, and has `handlers` do what is written.
+    /// Makes a tree that shows what `look` returns, and has `handlers` carry out writes.
     #[must_use]
     pub fn new(look: AskStatus, handlers: Arc<Handlers>) -> Self {
         Self { look, handlers, last: Mutex::default(), cleared: Mutex::default() }
     }
 
-    /// What was to be seen at `since` or later, unless an engine keeps silent.
+    /// Returns a snapshot begun at `since` or later, unless an engine does not answer.
     fn seen(&self, since: Instant) -> Arc<Seen> {
-        // Who comes while somebody looks waits for that, and may look in turn.
+        // A reader that arrives during a look waits for its end, and may then look itself.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(look) = &*last
             && (look.began >= since || (!look.is_whole && look.ended.elapsed() < SILENCE))
@@ -85,7 +87,8 @@ impl Sysfs {
         seen
     }
 
-    /// What lies at a path, and with what. What is not found may have come at this moment.
+    /// Returns what is at a path, with the snapshot it is from. If it is not found, a new snapshot
+    /// is taken, as it may have appeared just now.
     fn find(&self, path: &str, since: Instant) -> Option<(Node, Arc<Seen>)> {
         let found = |since| {
             let seen = self.seen(since);
@@ -103,7 +106,7 @@ impl Sysfs {
         self.cleared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the file says. `None`: whose it is has gone.
+    /// Returns the text of the file; `None` if its owner is gone.
     fn text(&self, seen: &Seen, of: Of, file: &File) -> Result<Option<String>, Errno> {
         let set = |index| {
             let cleared = self.cleared().written(seen, index);
@@ -131,7 +134,7 @@ impl Sysfs {
         Ok(text.map(|text| text + "\n"))
     }
 
-    /// The value of an option in force.
+    /// Returns the value of an option in force.
     fn option(&self, scope: Scope, owner: &str, name: &str) -> Result<Value, Errno> {
         let called = Called { typed: owner, looks_at_files: false };
         let options = (self.handlers.options)(scope, called).map_err(|failure| deeds::errno(&failure))?;
@@ -141,7 +144,7 @@ impl Sysfs {
         read.ok_or(Errno::IO)
     }
 
-    /// `priority_stats`: every bucket is looked at for it, as in the kernel.
+    /// The text of `priority_stats`: it needs a scan of all buckets, as in the kernel.
     fn ages(&self, seen: &Seen, index: usize) -> Option<String> {
         let name = &seen.status.caches.get(index)?.name;
         let looked = Seen::new((self.look)(Some(Work::default())));
@@ -163,7 +166,7 @@ impl Sysfs {
     }
 }
 
-/// The name of the volume or cache whose option a file is.
+/// The name of the volume or cache whose option a file shows.
 fn owner(seen: &Seen, scope: Scope, of: Of) -> Option<&str> {
     match (scope, of) {
         (Scope::Volume, Of::Volume(index)) => {
@@ -176,7 +179,7 @@ fn owner(seen: &Seen, scope: Scope, of: Of) -> Option<&str> {
     }
 }
 
-/// The value of an option as the kernel prints that.
+/// Formats the value of an option as the kernel does.
 fn shown(scope: Scope, name: &str, value: Value) -> String {
     match (value, scope.find(name).map(|option| option.kind)) {
         (Value::Word(word), Some(Kind::Choice(words))) => print::choice(words, word),
@@ -187,12 +190,12 @@ fn shown(scope: Scope, name: &str, value: Value) -> String {
     }
 }
 
-/// An open set whose engine does not answer.
+/// True for an open set whose engine does not answer.
 fn is_silent(cache: &bcached_control::status::Cache) -> bool {
     cache.state == "open" && cache.counts.is_none()
 }
 
-/// Of sets whose engines do not answer it is told what was seen of them `before`.
+/// Copies from `before` what is known of the sets whose engines do not answer.
 fn keep_what_is_silent(status: &mut Status, before: &Status) {
     let silent: Vec<String> =
         status.caches.iter().filter(|cache| is_silent(cache)).map(|cache| cache.name.clone()).collect();

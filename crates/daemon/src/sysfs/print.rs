@@ -1,9 +1,10 @@
-//! How the kernel prints numbers and choices in its control files.
+//! Prints numbers and choices as the kernel does in its control files.
 
 use bcached_control::statistics::Times;
 use std::fmt::Write as _;
 
-/// A number of bytes: at least in KiB, with one digit behind the point that is cut and not rounded, less than a thousand before it.
+/// Formats bytes: in KiB or a larger unit, with less than a thousand before the point and one digit
+/// after it, which is truncated, not rounded.
 #[must_use]
 pub fn size(bytes: u64) -> String {
     let (mut whole, mut rest, mut letters) = (bytes >> 10, bytes & 1023, "kMGTPE".chars());
@@ -14,14 +15,14 @@ pub fn size(bytes: u64) -> String {
     format!("{whole}.{}{}", (rest * 10) >> 10, letter.unwrap_or('Z'))
 }
 
-/// The same of what may be less than nothing.
+/// The same for numbers that may be negative.
 #[must_use]
 pub fn signed_size(bytes: i64) -> String {
     let sign = if bytes < 0 { "-" } else { "" };
     format!("{sign}{}", size(bytes.unsigned_abs()))
 }
 
-/// All words, and in brackets the one that holds.
+/// Formats all words, with the selected one in brackets.
 #[must_use]
 pub fn choice(words: &[&str], holds: &str) -> String {
     let shown =
@@ -29,7 +30,7 @@ pub fn choice(words: &[&str], holds: &str) -> String {
     shown.collect::<Vec<_>>().join(" ")
 }
 
-/// Lines of a label and what it says, apart by so many tabs.
+/// Formats lines of a label and its value, separated by this many tabs.
 #[must_use]
 pub fn lines(of: &[(&str, usize, String)]) -> String {
     of.iter().fold(String::new(), |mut text, (label, tabs, said)| {
@@ -39,21 +40,21 @@ pub fn lines(of: &[(&str, usize, String)]) -> String {
     })
 }
 
-/// A part of what is known of some work that is done now and then.
+/// One number of the statistics of some recurring work.
 #[derive(Clone, Copy)]
 pub enum Part {
-    /// How long it takes, in units of so many microseconds.
+    /// How long it takes on average, in units of this many microseconds.
     Average(u64),
     /// How long it is from one to the next, likewise.
     Between(u64),
-    /// How long ago the last was, likewise; -1: there was none.
+    /// How long ago the last one was, likewise; -1 if there was none.
     Last(u64),
     /// The longest, likewise.
     Longest(u64),
 }
 
 impl Part {
-    /// The number.
+    /// Returns the number as text.
     #[must_use]
     pub fn of(self, times: &Times) -> String {
         match self {

@@ -1,4 +1,4 @@
-//! What is told while an engine keeps silent, and what is called how.
+//! What the tree shows while an engine does not answer, and how things are named.
 
 use super::layout::{Node, Seen};
 use super::*;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const SET: &str = "11111111-1111-4111-8111-111111111111";
 
-/// As the status tells it: everything that has a default in JSON has it here.
+/// As in the status: everything that has a default in JSON has it here.
 fn counts(journal_entries: u64) -> CacheCounts {
     let zeroes = [
         "block_bytes",
@@ -60,7 +60,7 @@ fn hardware(name: &str) -> Hardware {
     Hardware { name: name.to_owned(), number: None }
 }
 
-/// An open set, of which its engine has said this if it answers.
+/// A status with one open set and the counters that its engine returned, if it answers.
 fn status(device: &str, counts: Option<CacheCounts>) -> Status {
     Status {
         state: "ready".to_owned(),
@@ -111,7 +111,8 @@ fn handlers() -> Arc<Handlers> {
     })
 }
 
-/// Each of its files made whoever read it wait for two seconds, and a monitor reads sixty.
+/// An engine that does not answer is not asked by each reader. Each of its files once made its
+/// reader wait for two seconds, and a monitor reads sixty.
 #[test]
 fn an_engine_that_keeps_silent_is_not_asked_by_each_reader() {
     let asked = Arc::new(AtomicU64::new(0));
@@ -132,7 +133,7 @@ fn an_engine_that_keeps_silent_is_not_asked_by_each_reader() {
     assert_eq!(asked.load(Ordering::SeqCst), 3);
 }
 
-/// A name is nobody else's, whatever devices are called.
+/// Each name appears once, whatever the devices are called.
 #[test]
 fn devices_of_one_name_lie_apart() {
     let mut status = status("bcache0", Some(counts(0)));

@@ -1,4 +1,4 @@
-//! The old one's side.
+//! The side of the old process.
 
 use super::Taken;
 use super::link::{Link, Message, Of, Yours};
@@ -18,7 +18,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A process that is to take over. Dropped before it has, it is ended.
+/// A process that is to take over. If it is dropped before it has, the process is ended.
 pub struct Successor {
     process: Option<Child>,
     link: Link,
@@ -30,12 +30,12 @@ impl Successor {
     /// Starts `program` as this process was started, and waits until it has read its configuration.
     ///
     /// # Errors
-    /// It cannot be started, or refuses: nothing has changed then.
+    /// It cannot be started, or refuses: then nothing has changed.
     pub fn start(program: &Path) -> Result<Self, Failure> {
         Self::begin(program, HELLO_LIMIT, false)
     }
 
-    /// The same to see whether it would, within `limit`; it is ended then.
+    /// Likewise, only to see whether it could take over, within `limit`; then the process is ended.
     ///
     /// # Errors
     /// As of [`Successor::start`], or it takes longer.
@@ -53,10 +53,11 @@ impl Successor {
         let mut command = Command::new(program);
         command.args(std::env::args_os().skip(1));
         command.env(VARIABLE, std::process::id().to_string()).stdin(Stdio::from(theirs));
-        // One that is tried and one that is not may follow each other.
+        // A real take-over may follow a trial, and the reverse.
         command.env_remove(TRIAL).envs(is_trial.then_some((TRIAL, "1")));
         let started = oom_score::as_before(|| command.spawn());
-        // With its end of the link, which is to be the process's alone.
+        // This closes our copy of the new process's end of the link, which must be that process's
+        // alone.
         drop(command);
         let process = started.map_err(|error| cannot(format!("it cannot be started: {error}")))?;
         let mut successor = Self { process: Some(process), link, version: String::new() };
@@ -82,17 +83,18 @@ impl Successor {
         }
     }
 
-    /// Gives it all there is, and waits until all of it is served there.
+    /// Gives the new process everything, and waits until it serves all of it.
     ///
     /// # Errors
-    /// It is not, and that process has ended, or has been ended: what there is is this one's as before.
+    /// It does not, and the new process has ended or has been ended: everything belongs to this
+    /// process as before.
     pub fn take(mut self, heritage: &Heritage) -> Result<(), Failure> {
         match self.pass(heritage) {
             Ok(()) => {
                 let pid = self.process.as_ref().map_or(0, Child::id);
-                // To systemd this process was the service.
+                // To systemd this process was the service's main process.
                 let _no_systemd = sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]);
-                // Who does not hear it sees the end of this process.
+                // A successor that does not receive it sees the end of this process.
                 let _goes_on = self.link.send(&Message::Gone, &[]);
                 self.process = None;
                 Ok(())
@@ -114,7 +116,8 @@ impl Successor {
         let deadline = Instant::now() + READY_LIMIT;
         loop {
             match self.link.receive(deadline) {
-                // What it has said may be its last words: nobody has served a client since.
+                // *Ready* may have been its last message before it died: no process has served a
+                // client since.
                 Ok(Some((Message::Ready, _))) if self.is_alive() => return Ok(()),
                 Ok(Some((Message::Ready, _))) => return Err(cannot("it has ended".to_owned())),
                 Ok(Some((Message::Cannot { failure }, _))) => {
@@ -138,17 +141,18 @@ impl Successor {
         self.process.as_mut().is_some_and(|process| matches!(process.try_wait(), Ok(None)))
     }
 
-    /// Ends the process, and waits until it has: from then on it writes nothing more but what the kernel has of it already. That may take as long as
-    /// a device likes; what the process has open until then is open to nobody else (`claim`), and all else need not wait for it.
+    /// Ends the process, and waits until it is gone: from then on it writes nothing more, except
+    /// what the kernel already has from it. That may take as long as a device likes. Until then no
+    /// other process can open what it has open (`claim`); nothing else has to wait for it.
     fn end(&mut self) {
         let Some(process) = &mut self.process else { return };
-        // One that has said why it cannot is about to end by itself, in order.
+        // A process that has reported why it cannot take over is about to end by itself, in order.
         if !has_ended_within(process, END_LIMIT) {
             self.kill();
         }
     }
 
-    /// The same, at once.
+    /// The same, without waiting for it to end by itself.
     fn kill(&mut self) {
         let Some(mut process) = self.process.take() else { return };
         let _has_ended = process.kill();
@@ -160,13 +164,14 @@ impl Successor {
             "process {} was killed, but a device that does not answer keeps it: what it has open cannot be opened here until then",
             process.id()
         );
-        // Else it would stay in the system's table when it has ended.
+        // Without a wait it would stay in the process table when it has ended.
         let waits = move || drop(process.wait());
         let _nobody_waits = std::thread::Builder::new().name("successor".into()).spawn(waits);
     }
 }
 
-/// Whether a process ends by then. It has, if that cannot be asked: somebody else has waited for it.
+/// Whether a process ends within `limit`. If that cannot be queried, it has: some other code has
+/// waited for it.
 fn has_ended_within(process: &mut Child, limit: Duration) -> bool {
     let deadline = Instant::now() + limit;
     while matches!(process.try_wait(), Ok(None)) {
@@ -184,15 +189,15 @@ impl Drop for Successor {
     }
 }
 
-/// What a daemon leaves: nothing of it is in use.
+/// Everything that a daemon leaves behind; none of it is in use.
 pub struct Heritage {
-    /// On all devices.
+    /// Of all devices.
     pub claims: Vec<Arc<Claim>>,
-    /// Where it was asked.
+    /// The sockets of the control server.
     pub control: LeftSockets,
-    /// Where NBD was, and its clients.
+    /// The NBD sockets and connections.
     pub nbd: Option<nbd::Leaving>,
-    /// What there was.
+    /// The state of the daemon.
     pub yours: Yours,
     /// Since when clients wait.
     pub since: Instant,
@@ -233,10 +238,10 @@ impl Heritage {
         sockets
     }
 
-    /// For this process to go on with, because nobody has taken it.
+    /// Takes everything back for this process, because no other has taken it.
     ///
     /// # Errors
-    /// No descriptors, or what is there is not what it was.
+    /// No descriptors are available, or something has changed.
     pub fn take_back(mut self) -> io::Result<Taken> {
         claim::inherit(std::mem::take(&mut self.claims))?;
         let mut passed = Sockets::default();
@@ -248,7 +253,7 @@ impl Heritage {
     }
 }
 
-/// Keeps a socket for who is to listen there.
+/// Keeps a socket for the code that will listen there.
 pub(super) fn keep(of: Of, socket: OwnedFd, passed: &mut Sockets) -> io::Result<()> {
     let socket = Passed::new(socket).map_err(io::Error::other)?;
     match of {

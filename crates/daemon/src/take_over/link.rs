@@ -16,70 +16,72 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// What one tells the other.
+/// A message from one process to the other.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Message {
-    /// New to old: it runs, and its configuration is right.
+    /// New to old: it runs, and its configuration is valid.
     Hello { protocol: u32, version: String },
-    /// Old to new, with its descriptors: the claim on a device.
+    /// Old to new, with its descriptors: the claim of a device.
     Claim,
-    /// With its descriptor: a socket that is listened on.
+    /// With its descriptor: a listening socket.
     Socket(Of),
-    /// With its descriptor: a client.
+    /// With its descriptor: a client connection.
     Connection(nbd::State),
-    /// All is said, and nothing more is written by the old one.
+    /// Everything is sent, and the old process writes nothing more.
     Yours(Yours),
-    /// New to old: all is served.
+    /// New to old: everything is served.
     Ready,
     /// New to old: it ends, for this reason.
     Cannot { failure: serde_json::Value },
-    /// Old to new: nothing of it is the old one's any more.
+    /// Old to new: nothing belongs to the old process any more.
     Gone,
 }
 
-/// What a socket is for.
+/// The purpose of a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Of {
-    /// A unix socket of ours: where it is says what it is for. With device and inode of its file, if that is there.
+    /// A unix socket that bcached has bound; its path says what it is for. With device and inode of
+    /// its file, if that exists.
     Path(Option<Identity>),
     /// NBD on TCP.
     NbdTcp,
-    /// Numbers.
+    /// Metrics.
     Metrics,
-    /// NBD, by somebody else.
+    /// NBD, on a passed socket.
     PassedNbd,
-    /// Commands, by somebody else.
+    /// The control socket, passed.
     PassedControl,
-    /// Looking, by somebody else.
+    /// The read-only socket, passed.
     PassedMonitor,
 }
 
-/// What there was.
+/// The state of the old daemon.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Yours {
     /// Names of volumes that were served.
     pub served: Vec<String>,
-    /// What all volumes were called, by their UUIDs.
+    /// Names of all volumes, by their UUIDs.
     #[serde(default)]
     pub names: BTreeMap<String, String>,
-    /// What holds until the daemon stops.
+    /// Options that were set until the daemon stops.
     #[serde(default)]
     pub said: Vec<Said>,
-    /// The old one's version.
+    /// The version of the old process.
     pub version: String,
-    /// How long clients have waited by now, in seconds.
+    /// How long clients have waited so far, in seconds.
     pub paused_seconds: f64,
-    /// Who has to connect again.
+    /// Clients that have to connect again.
     pub reconnect: Vec<String>,
 }
 
-/// Longest message: what a client has sent and nobody has read, as numbers, and some more.
+/// Longest message, in bytes: what a client has sent and the daemon has not read, as JSON numbers,
+/// and some reserve.
 const BYTES_MAX: usize = 192 << 10;
 
-/// Descriptors of one message: a device, and what is under it.
+/// Descriptors of one message: a device, and what is below it.
 const DESCRIPTORS_MAX: usize = 8;
 
-/// How long a message may take to go out: the other one does nothing but read then.
+/// How long sending a message may take: the other process does nothing but read then.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
 
 /// One end.
@@ -87,10 +89,10 @@ const SEND_LIMIT: Duration = Duration::from_secs(10);
 pub struct Link(OwnedFd);
 
 impl Link {
-    /// Both ends.
+    /// Makes both ends.
     ///
     /// # Errors
-    /// No descriptors.
+    /// No descriptors are available.
     pub fn pair() -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = socketpair(
             AddressFamily::UNIX,
@@ -106,10 +108,10 @@ impl Link {
         Self(end)
     }
 
-    /// Sends a message, and with it other names for these descriptors.
+    /// Sends a message with duplicates of these descriptors.
     ///
     /// # Errors
-    /// The other one has gone, or does not read.
+    /// The other process has gone, or does not read.
     pub fn send(&self, message: &Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let bytes = serde_json::to_vec(message)?;
         let deadline = Instant::now() + SEND_LIMIT;
@@ -128,10 +130,10 @@ impl Link {
         }
     }
 
-    /// The next message. `None` if the other one has gone.
+    /// Receives the next message; `None` if the other process has gone.
     ///
     /// # Errors
-    /// `TimedOut` when none has come by then; or it is none that is known here.
+    /// `TimedOut` if no message arrives by `deadline`; or the message is unknown.
     pub fn receive(&self, deadline: Instant) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
         let mut bytes = vec![0; BYTES_MAX];
         loop {
@@ -140,7 +142,8 @@ impl Link {
             let received =
                 recvmsg(&self.0, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC);
             let received = match received {
-                // A process that may open no more files is given fewer of them, without a word.
+                // If a process may open no more files, the kernel silently passes it fewer
+                // descriptors.
                 Ok(received) if received.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) => {
                     let why = "a message has come in part: too few open files are allowed (`ulimit -n`)";
                     return Err(io::Error::new(io::ErrorKind::InvalidData, why));
@@ -164,6 +167,8 @@ impl Link {
         }
     }
 
+    /// Waits until the link is ready.
+    ///
     /// # Errors
     /// `TimedOut`
     fn wait(&self, what: PollFlags, deadline: Instant) -> io::Result<()> {
@@ -220,7 +225,7 @@ mod tests {
         assert!(theirs.receive(soon()).unwrap().is_none(), "it has gone");
     }
 
-    /// What came of it was taken for all of it.
+    /// A message that arrives in part is an error. It was once taken for the whole message.
     #[test]
     fn a_message_that_comes_in_part_is_none() {
         let (ours, theirs) = Link::pair().unwrap();

@@ -1,29 +1,34 @@
-//! One daemon takes over from another that runs: the new program is there when the old one still serves, and clients notice a pause.
+//! The hand-over from a running daemon to a new one: the new program runs while the old one still
+//! serves, and clients notice only a pause.
 //!
 //! ```text
-//!   the old one                                            the new one
-//!   starts it ─────────────────────────────────────────►   reads the configuration
-//!                          ◄──────────────── hello ─────   waits
+//!   the old process                                     the new process
+//!   starts it ──────────────────────────────────────►   reads the configuration
+//!                       ◄──────────────── hello ─────   waits
 //!   clients are between two requests, sets are closed
-//!   ── claims of devices, sockets, connections ────────►   keeps them
-//!   ── yours ──────────────────────────────────────────►   opens the sets, serves no client of before
-//!                          ◄──────────────── ready ─────   waits
-//!   ── gone ───────────────────────────────────────────►   goes on with the clients
+//!   ── claims of devices, sockets, connections ─────►   keeps them
+//!   ── yours ───────────────────────────────────────►   opens the sets, no former client yet
+//!                       ◄──────────────── ready ─────   waits
+//!   ── gone ────────────────────────────────────────►   goes on with the clients
 //!   ends
 //! ```
 //!
-//! **Who owns the devices.** Before *yours* the old one; from *ready* on the new one. Between the two the new one has them, and the old one
-//! can take them back: when the new one says *cannot*, ends, or does not say *ready* in time. It makes sure of that by ending the process,
-//! and then opens the sets as after a crash, with the clients that it still has. A client's stream has been read by nobody meanwhile,
-//! because the new one touches it only after *gone*, or after the old one's end. Should both think that a device is theirs, then the
-//! kernel says who writes: [`bcached_uring::device::claim`].
+//! **Ownership of the devices.** Before *yours* the old process owns them, from *ready* on the new
+//! one. In between the new process has them, and the old one can take them back: when the new one
+//! sends *cannot*, ends, or does not send *ready* in time. To be sure, the old process ends the new
+//! one, then opens the sets as after a crash, with the clients that it still has. No process has
+//! read a client's stream meanwhile, because the new process touches it only after *gone*, or after
+//! the old process's end. Should both processes believe that they own a device, the kernel decides
+//! which one writes: [`bcached_uring::device::claim`].
 //!
-//! **If one of them dies**, the other one serves. The old one takes everything back, as above. The new one, which sees the link end, goes on with what
-//! has come so far (claims, sockets, connections that were between two requests), and opens the sets as after a crash; clients that had not
-//! come along connect again. It waits until the old process is gone before it opens a device.
+//! **If one of them dies**, the other one serves. The old process takes everything back, as above.
+//! The new process, which sees the link closed, goes on with what it has received so far (claims,
+//! sockets, connections that were between two requests), and opens the sets as after a crash; other
+//! clients connect again. It waits until the old process is gone before it opens a device.
 //!
-//! **What does not go along.** Connections in TLS, whose keys are in the old process; virtual machines, whose VMM connects again; and the
-//! mount of FUSE, which must have no file open. A block device (ublk) stays in the kernel, which keeps what is asked of it meanwhile.
+//! **What is not handed over.** TLS connections, whose keys are in the old process; virtual
+//! machines, whose VMM connects again; and the FUSE mount, in which no file may be open. A block
+//! device (ublk) stays in the kernel, which holds its requests meanwhile.
 
 mod giving;
 mod link;
@@ -35,26 +40,28 @@ pub use taking::{Predecessor, Taken, begun};
 
 use std::time::Duration;
 
-/// Between two looks at a process that ends.
+/// Between two checks of a process that ends.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Where a new process finds its end of the link: it is its standard input then.
+/// Tells a new process that its standard input is its end of the link.
 const VARIABLE: &str = "BCACHED_TAKES_OVER";
 
-/// Set for one that is only to be tried: it goes on with nothing, whatever becomes of who started it.
+/// Set for a trial: the process takes nothing over, even if the process that started it dies.
 const TRIAL: &str = "BCACHED_TAKES_OVER_TRIAL";
 
-/// What is said on the link. Another one is refused before anything is touched.
+/// The version of the protocol of the link. Another one is refused before anything is touched.
 const PROTOCOL: u32 = 2;
 
 /// How long a new process may take until it has read its configuration.
 const HELLO_LIMIT: Duration = Duration::from_secs(30);
 
-/// How long it may take until all is served that was: sets are opened and no more, but a disk may be slow.
+/// How long it may take until everything that was served is served again: it only opens sets, but a
+/// disk may be slow.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long the other process may take to end after it was told to, or killed.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long one that was killed may take to be gone: on a busy machine it takes a moment, in a device that does not answer any time.
+/// How long a killed process may take to be gone: a moment on a busy machine, without limit in a
+/// device that does not answer.
 const KILLED_LIMIT: Duration = Duration::from_secs(3);

@@ -1,4 +1,4 @@
-//! The new one's side.
+//! The side of the new process.
 
 use super::giving::keep;
 use super::link::{Link, Message, Yours};
@@ -20,29 +20,32 @@ pub struct Predecessor {
     link: Link,
     /// Its process.
     pub pid: u32,
-    /// The same, which tells when all of it has ended; `None`: it has, or the kernel does not give it.
+    /// Its pidfd, which tells when all of its threads have ended; `None` if it has ended, or the
+    /// kernel has no pidfds.
     process: Option<OwnedFd>,
-    /// This process is only to show that it could.
+    /// This process is only a trial.
     is_trial: bool,
-    /// Whether it has ended since its end of the link was closed: to find out may take long, so it is asked once.
+    /// Whether it has ended since its end of the link was closed. Finding out may take long, so it
+    /// is done once.
     has_died: OnceLock<bool>,
 }
 
-/// What it has left.
+/// What the old process has left.
 #[derive(Default)]
 pub struct Taken {
-    /// Sockets that somebody else has bound.
+    /// Sockets that another process has bound and passed.
     pub passed: Sockets,
-    /// Clients.
+    /// Client connections.
     pub connections: Vec<Left>,
-    /// What there was.
+    /// The state of the old daemon.
     pub yours: Yours,
 }
 
-/// The daemon that has started this process to take over, if one has. To be called before anything is opened.
+/// Returns the daemon that has started this process to take over, if one has. To be called before
+/// anything is opened.
 ///
 /// # Errors
-/// What the environment says does not add up.
+/// The environment is contradictory.
 pub fn begun() -> Result<Option<Predecessor>, Failure> {
     let Some(pid) = std::env::var_os(VARIABLE) else { return Ok(None) };
     let wrong = |why: String| {
@@ -53,7 +56,7 @@ pub fn begun() -> Result<Option<Predecessor>, Failure> {
     let pid = pid.to_str().and_then(|pid| pid.parse().ok());
     let pid = pid.ok_or_else(|| wrong(format!("{VARIABLE} names no process")))?;
     let end = io::stdin().as_fd().try_clone_to_owned().map_err(|error| wrong(error.to_string()))?;
-    // Nothing else of this process reads from there.
+    // Nothing else in this process reads standard input.
     let nothing = std::fs::File::open("/dev/null").map_err(|error| wrong(error.to_string()))?;
     rustix::stdio::dup2_stdin(nothing).map_err(|error| wrong(error.to_string()))?;
     let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
@@ -70,11 +73,12 @@ pub fn begun() -> Result<Option<Predecessor>, Failure> {
 }
 
 impl Predecessor {
-    /// Says that this process runs and knows what it is to serve, and waits for what that is. If the other one dies before it has said all,
-    /// that is what has come so far: this process goes on with it, as one that starts after a kill.
+    /// Tells the old process that this one runs and knows what it is to serve, and waits for
+    /// everything. If the old process dies before it has sent all, the result is what has arrived
+    /// so far: this process goes on with it, like one that starts after a kill.
     ///
     /// # Errors
-    /// The other one goes on; nothing has been opened.
+    /// The old process goes on; nothing has been opened.
     pub fn take(&self) -> Result<Taken, Failure> {
         let mut taken = Taken::default();
         let mut claims = Vec::new();
@@ -88,15 +92,15 @@ impl Predecessor {
         })
     }
 
-    /// What the other one says, to its end; `None` if it has died before that.
+    /// Receives everything from the old process; `None` if it dies before the end.
     fn hear(&self, taken: &mut Taken, claims: &mut Vec<Arc<Claim>>) -> io::Result<Option<Yours>> {
         let hello = Message::Hello { protocol: PROTOCOL, version: env!("CARGO_PKG_VERSION").to_owned() };
         match self.link.send(&hello, &[]) {
-            // It has closed its end, as what comes from there says, too.
+            // It has closed its end, which the following receive reports, too.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
             said => said?,
         }
-        // It ends its own work first, which has limits of its own.
+        // The old process finishes its own work first, which has limits of its own.
         let deadline = Instant::now() + HELLO_LIMIT + READY_LIMIT;
         loop {
             let received = self.link.receive(deadline)?;
@@ -128,10 +132,12 @@ impl Predecessor {
         }
     }
 
-    /// Whether the process whose end of the link is closed ends, too. One that goes on has ended this one before it closes that.
+    /// Whether the old process, whose end of the link is closed, ends, too. One that goes on ends
+    /// this process before it closes its end.
     fn dies(&self) -> bool {
-        // With all its threads: until the last has let go of its sockets it seems to listen there. This one has another parent before that, and
-        // is not kept by one that hangs in a device.
+        // Waits for all its threads: until the last has released its sockets, it still appears to
+        // listen there. This process gets another parent before that, so it does not wait for one
+        // that hangs in a device.
         if self.process.as_ref().is_some_and(has_ended) {
             return true;
         }
@@ -145,18 +151,21 @@ impl Predecessor {
         true
     }
 
-    /// It lives, and has not started this process itself: it would go on beside this one.
+    /// Whether it lives and has not started this process itself: then it would go on beside this
+    /// one.
     fn is_others_parent(&self) -> bool {
         !self.is_parent()
             && self.process.as_ref().is_some_and(|process| !has_ended_by(process, Duration::ZERO))
     }
 
-    /// It has started this process, and nobody has waited for it: its number is nobody else's.
+    /// Whether it has started this process and has not been waited for: then its process id has not
+    /// been reused.
     fn is_parent(&self) -> bool {
         getppid().is_some_and(|parent| parent.as_raw_nonzero().get().unsigned_abs() == self.pid)
     }
 
-    /// Whether the other one has died since it said what it had: nobody can take that back.
+    /// Whether the old process has died since it handed over its state: then it can take nothing
+    /// back.
     pub fn has_died(&self) -> bool {
         if let Some(known) = self.has_died.get() {
             return *known;
@@ -164,14 +173,16 @@ impl Predecessor {
         matches!(self.link.receive(Instant::now()), Ok(None)) && *self.has_died.get_or_init(|| self.dies())
     }
 
-    /// Says why this process cannot go on. The other one takes all of it back when it has ended.
+    /// Reports why this process cannot go on. The old process takes everything back when this one
+    /// has ended.
     pub fn cannot(&self, failure: &Failure) {
         let failure = failure.to_error();
-        // Whoever does not hear it sees the end of this process.
+        // An old process that does not receive it sees the end of this one.
         let _heard = self.link.send(&Message::Cannot { failure }, &[]);
     }
 
-    /// Says that all is served, and waits until nothing is the other one's any more.
+    /// Reports that everything is served, and waits until nothing belongs to the old process any
+    /// more.
     pub fn ready(&self) {
         if self.link.send(&Message::Ready, &[]).is_err() {
             return;
@@ -179,7 +190,8 @@ impl Predecessor {
         match self.link.receive(Instant::now() + END_LIMIT) {
             Ok(Some((Message::Gone, _)) | None) => {}
             _ => {
-                // It stands still, and may take everything back when it goes on: unless it does not.
+                // It is stopped or hangs, and might take everything back when it continues, unless
+                // it is killed.
                 tracing::warn!(event = "former-killed", "process {} does not answer, and is ended", self.pid);
                 if let Some(process) = self.process.as_ref().filter(|_| self.is_parent()) {
                     let _is_gone = pidfd_send_signal(process, Signal::KILL);
@@ -190,7 +202,7 @@ impl Predecessor {
     }
 }
 
-/// Waits until a process is gone, with all that it had open; false if that takes too long.
+/// Waits until a process is gone with all that it had open; returns false if that takes too long.
 fn has_ended(process: &OwnedFd) -> bool {
     has_ended_by(process, END_LIMIT)
 }

@@ -495,6 +495,7 @@ impl NodeCache {
     fn settle(&mut self) {
         let bytes = self.bytes();
         self.bytes_max = self.bytes_max.max(bytes);
+        // After every change: invariant L2.
         assert!(bytes <= self.budget, "the node budget is hard: {bytes} of {}", self.budget);
     }
 

@@ -155,6 +155,7 @@ pub async fn read_from(
         let node = reader.step(READ_STEP_KEYS).map_err(|source| damaged(child, source))?;
         env.charge(READ_STEP_NS * (reader.handled() - handled) as u64 + find_ns(reader.found() - found));
         if let Some(node) = node {
+            // A shorter node has lost a bset that was durable: invariant D5.
             node.check_length(durable).map_err(|source| damaged(child, source))?;
             return Ok(node);
         }

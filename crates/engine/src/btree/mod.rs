@@ -203,7 +203,7 @@ impl State {
                 pieces(piece);
                 return Attempt::Done(piece.end);
             }
-            // Up to there the leaf is authoritative.
+            // Up to there the leaf is authoritative; from there on it is not seen (invariant D44).
             end = key.start();
         }
         let slot = match self.leaf_for(Position::new(inode, start)) {
@@ -413,6 +413,7 @@ impl State {
             Record::Journal => {
                 self.untold |= !self.journal.has_keys();
                 let sequence = self.journal.append(part);
+                // In the open entry and in the note before the write is answered: invariant D6.
                 if !self.note_held {
                     self.note.append(note_record(sequence, part));
                 }
@@ -460,6 +461,7 @@ impl State {
             *untold |= nodes.has_to_write(slot, now);
         }
         let (mut removed, mut died) = (0, 0);
+        // The counts change in the transition that changes the key: invariant D9.
         let mut remove = |gone: Key| {
             removed += 1;
             let live = !buckets.is_dead(&gone);

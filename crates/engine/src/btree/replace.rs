@@ -99,10 +99,14 @@ pub async fn replace(
     write::flush_cache(set).await?;
     let first_sets = fresh.nodes.iter().map(|fresh| (write::first_sector(&fresh.node), &fresh.first));
     let written = join_all(first_sets.map(|(sector, first)| write::write_set(set, sector, first))).await;
+    // The new nodes are durable before the parent names them: invariant D3.
     written.into_iter().collect::<Result<(), Error>>()?;
     let children = fresh.children;
+    // The new nodes have all late keys before they can be found: invariant D4.
     pending_keys::hand_over(set, old, &mut fresh.nodes[..children]).await;
     let new = link(set, old, parent, fresh).await?;
+    // The parent's bset, if there is a parent, is durable. Only now are the old buckets and journal
+    // entries released: invariant D3.
     set.with(|s| {
         old.iter().for_each(|slot| retire(s, *slot));
         new.iter().for_each(|slot| s.nodes.get_mut(*slot).gate = Gate::Open);
@@ -125,6 +129,7 @@ async fn link(
     let (slots, append) = set.with(|s| {
         let old_keys: Vec<Key> = old.iter().map(|slot| *s.nodes.get(*slot).node().own()).collect();
         let children = fresh.children;
+        // The journal keeps the late keys for the new nodes: invariant D4.
         let since = pending_keys::since(s, old);
         let (slots, keys) = enter(s, fresh.nodes, since);
         match parent {

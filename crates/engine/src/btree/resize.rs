@@ -21,6 +21,7 @@ impl CacheSet {
         let _alone = self.inner.resizing.acquire(1).await;
         while let Some((upto, tickets)) = self.next_less(wanted) {
             let (had, ticket) = (self.inner.shares.get().budget, self.inner.tickets.acquire(tickets).await);
+            // It is free before anybody else may have it: invariant L3.
             let memory = load::set_aside(self, had - upto).await?;
             let less = self.with(|s| {
                 // The tree may have grown meanwhile.

@@ -175,6 +175,7 @@ impl Walk<'_> {
             if distance > 0 {
                 continue;
             }
+            // Nodes that are sound by themselves may contradict each other: invariant D40.
             if !self.buckets.add(*pointer, u32::from(key.size), key.dirty) {
                 return Err(Error::Inconsistent("two extents share sectors of a cache bucket"));
             }

@@ -136,6 +136,8 @@ async fn write_leaves(set: &CacheSet, slots: Vec<usize>) -> Result<(), Error> {
     let _phase = (!writes.is_empty()).then(|| set.begin(Phase::LeafWrite));
     let tails = join_all(writes.iter().map(|write| write_tail(set, write.sector, &write.set))).await;
     tails.into_iter().collect::<Result<(), Error>>()?;
+    // The data of the keys, and all but the first blocks of the bsets, become durable before the
+    // first blocks are written: invariant D2.
     flush_cache(set).await?;
     let results = join_all(writes.into_iter().map(|write| append(set, write))).await;
     set.signals().node_progress.notify_all();
@@ -181,7 +183,8 @@ async fn append(set: &CacheSet, write: Write) -> Result<(), Error> {
 
 /// Appends a bset durably to a node that is reachable. A power cut could tear a bset longer than a
 /// logical block, and a torn bset makes the node unreadable (for the kernel too). So everything
-/// after its first block is made durable first: without its header the bset does not exist.
+/// after its first block is made durable first: without its header the bset does not exist
+/// (invariant D2).
 pub async fn append_set(set: &CacheSet, sector: u64, write: &Sealed) -> Result<(), Error> {
     write_tail(set, sector, write).await?;
     flush_cache(set).await?;
@@ -209,6 +212,7 @@ async fn write_tail(set: &CacheSet, sector: u64, write: &Sealed) -> Result<(), E
 async fn write_head(set: &CacheSet, sector: u64, write: &Sealed) -> Result<(), Error> {
     let head = head_bytes(set).min(write.bytes.len());
     write_durably(set, Cause::Btree, sector, write.bytes.slice(0..head)).await?;
+    // A length never counts what is not durable: invariant D5.
     is_durable(set, sector, write);
     Ok(())
 }
@@ -232,7 +236,7 @@ pub async fn write_set(set: &CacheSet, sector: u64, write: &Sealed) -> Result<()
 }
 
 /// Writes metadata durably before it returns. On a device without FUA it uses the one flush that
-/// may run at a time. A failure latches.
+/// may run at a time. A failure latches (invariant D36).
 pub async fn write_durably(set: &CacheSet, cause: Cause, sector: u64, payload: Payload) -> Result<(), Error> {
     set.check_alive()?;
     let has_fua = set.cache().info().fua;

@@ -207,6 +207,7 @@ async fn copy(set: &CacheSet, part: &Key, space: Space) -> Result<u64, Error> {
     let _phase = set.begin(Phase::Move);
     for pointer in space.pointers.as_slice() {
         if set.write_data(*pointer, payload.clone(), Cause::Moved).await.is_err() {
+            // The key keeps pointing to where the data is: invariant D1.
             return Ok(0);
         }
     }

@@ -44,7 +44,8 @@ pub async fn run(set: CacheSet) {
             if !set.with(|s| s.uuids.is_released(inode)) {
                 continue;
             }
-            // An unreadable node is already reported, and a failed write fails the set.
+            // Nothing of it may come back (invariant D38). An unreadable node is already reported,
+            // and a failed write fails the set.
             let is_done = |s: &State| s.dirty.of(inode) == 0;
             let _ = make_void(&set, inode, is_done, |buckets, key| key.dirty && !buckets.is_dead(key)).await;
         }

@@ -317,6 +317,7 @@ async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<
         if visited.is_end {
             let live_words = found.words();
             let half_dead = visited.words_on_disk > 64 && live_words * 2 < visited.words_on_disk;
+            // A leaf with old pointers is made anew without them: invariant D12.
             let wants_rewrite = stale_max > STALE_REWRITE || half_dead;
             let is_sparse = set.with(|s| s.is_one_node(live_words));
             return Ok(Leaf { begin: at, end: next, wants_rewrite, is_sparse, live_words, found });
@@ -353,6 +354,7 @@ async fn see_interior(
     if !pass.lacks_buckets && coalesce(set, (at, level)).await? {
         return Ok(Some(at));
     }
+    // An interior node with old pointers is made anew without them: invariant D12.
     let is_due = |buckets: &Buckets, pointer: Pointer| {
         let age = |id| buckets.get(id).generation.after(pointer.generation());
         !pass.lacks_buckets && buckets.of(pointer).is_some_and(|id| age(id) > STALE_REWRITE)

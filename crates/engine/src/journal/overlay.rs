@@ -157,7 +157,7 @@ impl Overlay {
 
 impl State {
     /// Returns true if everything in the tree and the journal has been counted, so that the amount
-    /// of dirty data is known.
+    /// of dirty data is known (invariant D43).
     #[must_use]
     pub fn is_counted(&self) -> bool {
         self.frontier.is_complete() && !self.overlay.is_awaited()
@@ -231,7 +231,7 @@ impl State {
     }
 
     /// Returns the first key to apply in `[start, end)`, a part of one leaf, as a [`Need`], before
-    /// anything reads the leaf there.
+    /// anything reads or changes the leaf there (invariant D44).
     pub(crate) fn pending(&self, inode: Inode, start: u64, end: u64) -> Result<(), Need> {
         match self.overlay.first_in(inode, start, end) {
             Some((_, key)) => Err(Need::Replay(key.position())),

@@ -40,7 +40,7 @@ pub struct Pending {
 
 /// Checks every key that will be replayed, pulls generations forward and pins the buckets.
 /// Impossible keys are refused here, before anything is written: a checksum proves that bytes are
-/// as they were written, not that they make sense. Yields between pieces.
+/// as they were written, not that they make sense (invariant D40). Yields between pieces.
 pub async fn prepare(
     env: &Env,
     entries: Vec<Entry>,
@@ -266,8 +266,8 @@ async fn replay_entries(set: &CacheSet, keys: &[(u64, Key)]) -> Result<(), Error
         let is_scarce = || set.with(|s| s.journal.is_scarce());
         let_go_if_scarce(set).await?;
         // No entry of the run is released before all of its keys are in leaves. Without room for
-        // that, the entries are replayed one by one. Keys may then be applied twice, an older one
-        // over a newer one; the following keys correct that.
+        // that, the entries are replayed one by one (invariant L6). Keys may then be applied twice,
+        // an older one over a newer one; the following keys correct that.
         let record = |sequence| (!is_scarce()).then_some(Record::Replay(sequence));
         if is_scarce() || !replay_in_order(set, Latest::of(set.env(), stretch).await, record).await? {
             replay_one_by_one(set, stretch).await?;

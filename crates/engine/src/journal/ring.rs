@@ -209,6 +209,7 @@ impl Journal {
         let fits_here = self.used_sectors + sectors <= self.bucket_sectors;
         let largest = ENTRY_SECTORS_MAX.min(self.bucket_sectors);
         let left = self.entries_left().saturating_sub(sectors.div_ceil(self.entry_sectors(0)));
+        // Keys leave room for the entries that free room: invariant D8.
         sectors <= largest
             && left >= ENTRIES_KEPT + self.claimed
             && (fits_here && self.free_buckets() >= self.reserve || self.free_buckets() > self.reserve)
@@ -359,6 +360,7 @@ impl Journal {
     /// [`Journal::unclaim`].
     #[must_use]
     pub fn try_claim(&mut self) -> bool {
+        // The entries that free room still fit after this one: invariant D8.
         let enough = self.entries_left() > ENTRIES_KEPT + self.claimed;
         self.claimed += u64::from(enough);
         enough
@@ -470,6 +472,7 @@ mod tests {
         assert_eq!((closed.sequence, closed.last_sequence, closed.sector), (1, 1, 100));
     }
 
+    /// Proves invariant D8.
     #[test]
     fn keys_stop_before_the_reserve_and_entries_without_keys_go_on() {
         for (buckets, bucket_sectors, block_sectors) in [(4, 16, 8), (8, 16, 1), (4, 128, 1)] {

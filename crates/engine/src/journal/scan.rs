@@ -98,6 +98,7 @@ pub async fn scan(device: (&Env, &Disk), geometry: &Geometry) -> Result<Scan, Er
             }
         }
     }
+    // An entry that is needed and cannot be read refuses the start: invariant D42.
     match kept.gap(sequence) {
         Some(_) if sequence > visible => Err(Error::JournalHidden { sequence, found: visible }),
         Some(gap) => Err(gap),
@@ -113,7 +114,7 @@ pub async fn scan(device: (&Env, &Disk), geometry: &Geometry) -> Result<Scan, Er
 /// right behind it or at the start of the next bucket. So no crash leaves a newer entry behind the
 /// end of a log. An entry found there was hidden when one before it was damaged. A start that did
 /// not look would put older keys over newer ones. If the hidden entries have all that they need,
-/// they are the journal's end: the damaged entry was not needed any more.
+/// they are the journal's end: the damaged entry was not needed any more (invariant D42).
 ///
 /// For each missing sequence number before a hidden entry there must have been room for one block.
 /// An entry without that room was not hidden. It is left over from a history that was not

@@ -88,7 +88,8 @@ fn check_sizes(geometry: &Geometry) -> Result<(), Error> {
 
 /// Returns the number of buckets if there is memory for the set: for the table, for what else an
 /// opening needs, and for the minimum of nodes. The memory is allocated and released again: if
-/// later small allocations failed, they would end the process, and other sets with it.
+/// later small allocations failed, they would end the process, and other sets with it
+/// (invariant L4).
 fn check_memory(geometry: &Geometry, options: &Options) -> Result<usize, Error> {
     Shares::new(options.node_budget_bytes, geometry.node_sectors(), 0)?;
     let buckets = geometry.buckets;
@@ -292,9 +293,11 @@ async fn abandon_unless(set: CacheSet, opened: Result<(), Error>) -> Result<Cach
 /// Ends every start: adds the flash-only volumes and starts the background tasks.
 async fn finish(set: &CacheSet) {
     set.with(|s| {
-        // After the note's new session begins, this is not reported again.
+        // This start reports what was lost: invariant D32. After the note's new session begins, it
+        // is not reported again.
         s.losses.before = lost_acks::by_volume(&s.note.given_up(), &s.uuids);
-        // What the note held is durable now, and the superblock says that a new session has begun.
+        // What the note held is durable now, and the superblock says that a new session has begun,
+        // which the note is for from here on: invariant D7.
         s.note.begin(s.superblock.session());
         s.note_held = false;
     });
@@ -315,6 +318,7 @@ mod tests {
     /// The superblock may claim more buckets than any machine has memory for.
     #[test]
     fn a_set_of_more_buckets_than_there_can_be_memory_for_is_refused() {
+        // Proves invariant L4.
         let of = |buckets| {
             let magic = SetMagic::of(Uuid([1; 16]));
             let sizes = (8, 16, 1, 4);

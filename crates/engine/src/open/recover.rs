@@ -49,6 +49,7 @@ pub(super) async fn recover(
 ) -> Result<CacheSet, Error> {
     let geometry = Geometry::of(&superblock);
     check_sizes(&geometry)?;
+    // Requested before anything else: invariant L4.
     check_memory(&geometry, &options)?;
     let scan = scan::scan((&env, &disk), &geometry).await?;
     let newest = scan.entries.last().expect("a scan without entries is an error");
@@ -199,6 +200,8 @@ fn settle(
         Known::Unwalked(Proven { now, later }) => {
             check_metadata(buckets, &metadata)?;
             metadata.into_iter().for_each(|index| buckets.set_usage(buckets.id(index), Usage::Meta));
+            // Until the walk has ended, only these are used, which have a proof in them. None whose
+            // usage is unknown is reclaimed: invariant D43.
             for index in now.iter().chain(&later) {
                 buckets.set_usage(buckets.id(*index), Usage::Reserve);
             }
@@ -220,6 +223,7 @@ async fn take_over(
     pending: replay::Pending,
     old_uuids: bool,
 ) -> Result<(), Error> {
+    // Nothing has been written so far: invariant D41.
     write::flush_cache(set).await.map_err(first_reason)?;
     let pin = load::load(set, root).await?;
     set.with(|s| s.root_pin = Some(pin));
@@ -283,7 +287,8 @@ fn metadata_buckets(geometry: &Geometry, chain: &[BucketId], uuids: &Key) -> Res
     if distinct { Ok(metadata) } else { Err(Error::Inconsistent("two kinds of metadata share a bucket")) }
 }
 
-/// Checks that no key of the tree (counted) or of the replay (pinned) points to metadata as data.
+/// Checks that no key of the tree (counted) or of the replay (pinned) points to metadata as data
+/// (invariant D40).
 fn check_metadata(buckets: &Buckets, metadata: &BTreeSet<u64>) -> Result<(), Error> {
     let mut shared = metadata.iter().map(|index| buckets.get(buckets.id(*index)));
     if shared.any(|bucket| bucket.live > 0 || bucket.pins > 0) {

@@ -38,6 +38,7 @@ async fn discard_blocks(set: &CacheSet, target: &Target, range: Range) -> Result
         write::wait_for_cleaning(set, target, range).await?;
         return if survey.present { holes::punch_found(set, target, range).await } else { Ok(()) };
     }
+    // The hole is durable before the device is told: invariant D25.
     holes::invalidate(set, target, range, survey).await?;
     pass_down(set, target, range).await
 }

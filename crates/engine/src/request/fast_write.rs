@@ -116,8 +116,10 @@ impl State {
         self.buckets.age(range.sectors());
         let key = chunk.key(target.inode.expect("only attached volumes are cached"), true);
         let volume = self.volumes.get(target.id).filter(|volume| volume.may_cache(target.inode));
+        // *Dirty* is durable on the backing device: invariant D14.
         let is_ready = volume.is_some_and(|volume| volume.dirty_marked);
-        // A failed write is never indexed. Without a note the answer waits for the journal.
+        // A failed write is never indexed: invariant D1. Without a note the answer waits for the
+        // journal: invariant D6.
         if written.is_err() || !is_ready || self.failed.is_some() || !self.note.is_kept() {
             return Ended::Without(key);
         }

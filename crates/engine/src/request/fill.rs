@@ -139,6 +139,7 @@ impl State {
         }
         self.cache_has_written(self.now.since(begun));
         self.buckets.age(fill.range.sectors());
+        // Data that could not be written gets no key: invariant D1.
         let fate = if written.is_ok() { self.fate(target, chunk, fill) } else { Clean::Void };
         let rest = match fate {
             Clean::Ready => self.index(target, (fill, chunk)),

@@ -25,7 +25,7 @@ pub async fn flush(set: &CacheSet, target: &Target, answers: Option<Answers>) ->
     let flushed = if lost && flushed.as_ref().is_err_and(Error::is_absence) { Ok(()) } else { flushed };
     flushed?;
     // An earlier flush, run by another caller, failed. What it covered may be lost, although this
-    // one claims success.
+    // one claims success: invariant D28.
     if lost { Err(Error::LostWrites) } else { Ok(()) }
 }
 
@@ -62,7 +62,7 @@ pub async fn prove(set: &CacheSet, target: &Target, stamp: Stamp) -> Result<(), 
 /// reported.
 pub async fn last_flush(set: &CacheSet, target: &Target) -> Result<(), Error> {
     let flushed = flush_backing(set, target).await;
-    // No more flushes will be requested, so this one answers for every change.
+    // No more flushes will be requested, so this one answers for every change: invariant D33.
     let answers = epoch(set, target.id, |epoch| epoch.answers(Time::MAX));
     let lost = answers.and_then(|answers| report(set, target, answers));
     flushed?;

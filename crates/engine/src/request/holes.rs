@@ -23,6 +23,7 @@ pub(crate) async fn invalidate(
     if survey.present {
         punch_found(set, target, range).await?;
     }
+    // The backing device changes only after the holes are durable: invariant D22.
     let last_hole = set.with(|s| s.volumes.get(target.id).map_or(0, |volume| volume.last_hole));
     writer::commit_through(set, last_hole).await
 }
@@ -49,8 +50,8 @@ pub(super) async fn invalidate_clean(set: &CacheSet, target: &Target, range: Ran
     for copy in copies {
         punch(set, target, copy).await?;
     }
-    // This covers the keys of the dirty data, too: until they are durable, an old clean copy may be
-    // on the device in their place.
+    // This covers the keys of the dirty data, too (invariant D23): until they are durable, an old
+    // clean copy may be on the device in their place (invariant D22).
     writer::commit(set).await
 }
 

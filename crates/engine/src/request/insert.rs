@@ -182,6 +182,7 @@ impl CacheSet {
     ) -> Few<(Chunk, Result<(), Error>)> {
         let mut outcomes = self.write_chunks(chunks, base, payload, Cause::Data).await;
         for (chunk, outcome) in outcomes.iter_mut() {
+            // Only data that has been written gets a key: invariant D1.
             if outcome.is_ok() {
                 let key = chunk.key(target.inode.expect("only attached volumes are cached"), true);
                 *outcome = self.put_dirty(target, key).await;
@@ -201,6 +202,7 @@ impl CacheSet {
                 .attempt(|s| {
                     let volume = s.volumes.get(target.id).filter(|volume| volume.may_cache(target.inode));
                     let Some(volume) = volume else { return Attempt::Done(Err(Error::Uncached)) };
+                    // *Dirty* is durable before the first dirty key: invariant D14.
                     if !volume.dirty_marked {
                         return Attempt::Done(Ok(None));
                     }

@@ -208,7 +208,7 @@ impl Target {
     }
 
     /// Records that the request takes this path. If its parts take several, the last in the order
-    /// of [`Path`] counts, which is the longest.
+    /// of [`Path`] counts, which is the longest (invariant N3).
     pub fn goes(&self, path: Path) {
         self.path.set(self.path.get().max(Some(path)));
     }
@@ -228,7 +228,8 @@ impl Target {
     }
 }
 
-/// Releases an entry of the table of ranges: a write, fill, cleaning or miss.
+/// Releases an entry of the table of ranges: a write, fill, cleaning or miss. Wakes all that wait
+/// for it (invariant L1).
 pub(crate) fn release(set: &CacheSet, target: &Target, claim: Claim) {
     set.with(|s| {
         if let Some(volume) = s.volumes.get_mut(target.id) {
@@ -267,8 +268,8 @@ impl CacheSet {
     }
 
     /// Waits, before a change is answered, until its keys survive the process. The note ensures
-    /// that immediately; while there is no note, only the journal does. Without an inode number no
-    /// keys were made.
+    /// that immediately; while there is no note, only the journal does (invariant D6). Without an
+    /// inode number no keys were made.
     async fn outlast_process(&self, target: &Target) -> Result<(), Error> {
         if target.inode.is_none() || self.with(|s| s.note.is_kept()) {
             return Ok(());
@@ -392,6 +393,7 @@ impl State {
         {
             result = Err(Error::LostWrites);
         }
+        // What failed enters no histogram: invariant N3.
         if result.is_ok() {
             target.is_done(volume, latency);
         }

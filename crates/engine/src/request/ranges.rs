@@ -203,8 +203,8 @@ impl Ranges {
     }
 
     /// Grants a queued write if no earlier one overlaps. When it is granted, fills of the range are
-    /// dropped and parked pieces are cut. Each cut is passed to `cut`, which adjusts the pins of
-    /// the bucket.
+    /// dropped and parked pieces are cut (invariant D34). Each cut is passed to `cut`, which
+    /// adjusts the pins of the bucket.
     pub fn try_grant(&mut self, claim: Claim, cut: &mut dyn FnMut(Cut)) -> bool {
         let Entry { start, end, .. } = *self.entry(claim).expect("it was queued");
         let is_earlier_write = |entry: &Entry| entry.number < claim.number && entry.is_write();
@@ -213,6 +213,7 @@ impl Ranges {
         }
         for (longest, list) in LENGTHS.iter().zip(&self.lists) {
             for listed in overlapping_of(list, *longest, (start, end)) {
+                // What was read before must not enter the cache over this write: invariant D34.
                 if let Kind::Fill { dropped, .. } = &mut self.entries[listed.place as usize].kind {
                     *dropped = true;
                 }

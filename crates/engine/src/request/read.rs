@@ -399,6 +399,7 @@ impl State {
         let bytes = usize::try_from(cached.sectors() * 512).expect("a request fits in memory");
         self.cache_has_done(cached.sector(), bytes, result.is_ok());
         self.cache_has_read(self.now.since(begun));
+        // The result of a running flush is waited for: invariant D31.
         match self.buckets.being_flushed(cached.pointer()) {
             Some(flush) if result.is_ok() => Ended::BeingFlushed(flush),
             _ => self.let_go(cached, result.is_ok()),
@@ -409,6 +410,7 @@ impl State {
     fn let_go(&mut self, cached: &Cached, is_read: bool) -> Ended {
         self.unpin(&cached.pointers);
         self.buckets.age(cached.sectors());
+        // What a failed flush may have dropped is not used: invariant D31.
         let is_fine = is_read && !self.buckets.is_suspect(cached.pointer());
         if is_fine { Ended::Fine } else { Ended::Doubtful }
     }
@@ -470,7 +472,7 @@ pub(super) async fn in_doubt(
 
 /// Reads from the backing device what could not be read from the cache. If some of it has become
 /// dirty meanwhile, it is read again in the normal way. A write that bypasses that dirty data does
-/// not wait for this read, which may have seen data that the next read does not.
+/// not wait for this read, which may have seen data that the next read does not (invariant D35).
 async fn read_again(
     set: &CacheSet,
     target: &Target,

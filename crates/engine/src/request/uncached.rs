@@ -100,8 +100,8 @@ async fn leave(set: &CacheSet, target: &Target, error: Error) -> Result<(), Erro
 }
 
 /// Makes a volume leave the cache; this is the only way out. If the volume has no dirty data, `say`
-/// changes its superblock durably, and from then on requests bypass the cache. Returns false if it
-/// has dirty data.
+/// changes its superblock durably, and from then on requests bypass the cache (invariant D37).
+/// Returns false if it has dirty data.
 ///
 /// If the volume has already left, nothing is written. After an error the volume stays where it
 /// was.
@@ -114,6 +114,7 @@ pub async fn depart(
     let is_there = |s: &State| s.volumes.get(id).is_some_and(|volume| volume.inode == Some(inode));
     let is_clean = set.with(|s| {
         let is_clean = s.is_clean(inode);
+        // From here on no dirty key of it is made: invariant D37.
         if let Some(volume) = s.volumes.get_mut(id) {
             volume.leaving += u64::from(is_clean);
         }
@@ -129,6 +130,7 @@ pub async fn depart(
     })
     .await;
     set.with(|s| {
+        // Only now, when that is durable, may requests do without the cache: invariant D16.
         let has_left = recorded.is_ok() && is_there(s);
         if let Some(volume) = s.volumes.get_mut(id) {
             volume.leaving -= 1;

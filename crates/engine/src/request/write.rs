@@ -360,18 +360,20 @@ pub(super) async fn give_way(
     put: impl AsyncFnOnce() -> Result<Stamp, Error>,
 ) -> Result<Option<Stamp>, Error> {
     if !survey.dirty {
+        // No old clean copy can come back over what is put there: invariant D22.
         invalidate(set, target, part, survey).await?;
         return put().await.map(Some);
     }
-    // Write-back in progress would turn its data clean behind the holes. And a read that missed the
-    // dirty data, because it looked before that came, must not return the new data while other
+    // Write-back in progress would turn its data clean behind the holes. And by invariant D35 a
+    // read that looked before the dirty data came must not return new data while other
     // reads still return the old.
     let _phase = set.begin(Phase::WriteOut);
     wait_for_cleaning(set, target, part).await?;
     wait_for_misses(set, target, part).await?;
     invalidate_clean(set, target, part).await?;
     let stamp = put().await?;
-    // Old dirty data is only replaced by data that is proven durable.
+    // Old dirty data is only replaced by data, or zeroes, that are proven durable: invariant D27,
+    // and for zeroes invariant D24.
     flush::prove(set, target, stamp).await?;
     punch(set, target, part).await?;
     writer::commit(set).await?;
@@ -389,6 +391,7 @@ async fn write_through(
 ) -> Result<Option<Stamp>, Error> {
     // Both devices get the same data, even if the client writes to the request's memory meanwhile.
     let payload = &payload.stable().map_err(Error::OutOfReach)?;
+    // No old clean copy can come back over the new data: invariant D22.
     invalidate(set, target, range, survey).await?;
     let chunks = set.take_chunks(Class::Clean, range);
     let both = (

@@ -211,6 +211,7 @@ async fn zero_part(
     }
     let _phase = set.begin(Phase::Zeroing);
     let put = async || zero_backing(set, target, part, way).await;
+    // Zeroes over dirty data are durable before the hole is put: invariant D24.
     match write::give_way(set, target, blocks, survey, put).await? {
         Some(stamp) if asked.fua => flush::prove(set, target, stamp).await.map(|()| None),
         unproven => Ok(unproven),

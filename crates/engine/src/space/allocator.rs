@@ -122,7 +122,7 @@ pub fn try_take_metadata(set: &CacheSet, count: usize) -> Option<Vec<BucketId>> 
 
 /// Waits until `count` buckets are free. If they will never be, the set fails, because its tree
 /// cannot grow any more. GC may have to rewrite nodes first, so the caller must not hold anything
-/// that GC needs.
+/// that GC needs (invariant L7).
 pub async fn metadata_comes(set: &CacheSet, count: usize) -> Result<(), Error> {
     let in_vain = |s: &State, asked| {
         // No pass of GC runs while a set is being opened or stopped, or while the replay cannot

@@ -67,6 +67,7 @@ impl State {
             return Vec::new();
         }
         let keep = self.discard_keep();
+        // Of the free list only: their new generations are durable (invariant D11).
         let taken = self.buckets.free.take_to_discard(keep, BUCKETS_MAX);
         self.work.buckets(taken.len());
         taken

@@ -151,6 +151,7 @@ impl OpenBuckets {
         }
         let sector = buckets.sector(id) + self.data_sectors();
         let pointer = Pointer::new(id.device, sector, buckets.generation(id));
+        // The bucket is not invalidated before its summary is written: invariant D13.
         buckets.pin(pointer);
         self.closed.push_back(Closed { pointer, id, extents });
     }

@@ -42,6 +42,7 @@ pub async fn store(set: &CacheSet) -> Result<(), Error> {
     entry.commit().await?;
     set.with(|s| {
         s.prios.spare = former;
+        // Only now are these generations durable: invariant D11.
         s.buckets.release_pending(pending);
     });
     set.signals().space.notify_all();

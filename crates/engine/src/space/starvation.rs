@@ -40,7 +40,7 @@ struct Failed {
     error: Error,
 }
 
-/// Number of passes that must fail in a row before a waiter gives up.
+/// Number of passes that must fail in a row before a waiter gives up (invariant L7).
 const TIMES_MIN: u64 = 2;
 
 /// When a task began to wait for buckets: the numbers of searches and passes begun by then.
@@ -75,7 +75,7 @@ impl Starvation {
         self.failed = failure.map(|error| Failed { pass: self.passes, times, error });
     }
 
-    /// Returns whether a pass must begin at once, for the tasks that wait.
+    /// Returns whether a pass must begin at once, for the tasks that wait (invariant L7).
     #[must_use]
     pub fn wants_pass(&self) -> bool {
         let was_once = self.failed.as_ref().is_some_and(|failed| failed.times < TIMES_MIN);
@@ -151,6 +151,7 @@ mod tests {
 
     #[test]
     fn what_one_pass_met_says_nothing() {
+        // Proves invariant L7.
         let mut starvation = Starvation::default();
         starvation.search(true);
         let asked = starvation.ask();

@@ -44,7 +44,7 @@ pub async fn write_all(set: &CacheSet) {
         if let Some(payload) = payload {
             let _ = set.write_cache(Cause::Summaries, pointer.sector(), payload).await;
         }
-        // The pin has kept others from writing there until now.
+        // The pin has kept others from writing there until now: invariant D13.
         set.with(|s| {
             s.buckets.unpin(pointer);
             s.open.keep(extents);

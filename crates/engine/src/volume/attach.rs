@@ -100,7 +100,8 @@ impl CacheSet {
         let inode = self.take_slot(&superblock, known, fresh, &Cancel::default()).await?;
         let before = superblock.clone();
         if known.is_none() || fresh {
-            // The slot is durable, so now the device may say that it belongs to this set.
+            // The slot is durable, so now the device may say that it belongs to this set
+            // (invariant D17).
             superblock.set_set_uuid(set_uuid);
             superblock.set_state(BackingState::Clean);
         }
@@ -109,7 +110,8 @@ impl CacheSet {
         }
         if may_be_dirty {
             // A kernel writes *dirty* only when it already has dirty data, and the power may have
-            // failed in between. For dirty data found later, the walk has *dirty* written.
+            // failed in between (invariant D14). For dirty data found later, the walk has *dirty*
+            // written.
             superblock.set_state(BackingState::Dirty);
         }
         superblock.set_attachment(self.with(|s| attachment::of(s, inode)));
@@ -167,6 +169,7 @@ impl CacheSet {
     }
 
     fn check_not_served(&self, uuid: Uuid) -> Result<(), Error> {
+        // No volume is served from two devices: invariant D20.
         let is_it = |volume: &Volume| volume.backing.is_some() && volume.uuid == uuid;
         self.with(|s| {
             if s.coming.contains(&uuid) || s.volumes.iter().any(|(_, volume)| is_it(volume)) {
@@ -261,6 +264,7 @@ impl CacheSet {
             if s.volumes.iter().any(|(_, volume)| volume.inode == known) {
                 return Err(Error::Duplicate);
             }
+            // What the cache held of it before stays under the old number: invariant D38.
             if fresh {
                 s.uuids.give_up(inode, seconds);
             }

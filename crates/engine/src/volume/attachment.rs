@@ -107,6 +107,7 @@ fn recognise(s: &mut State, superblock: &BackingSuperblock, seconds: u32) -> Res
         return Ok(known);
     }
     let is_dirty = superblock.state() == BackingState::Dirty;
+    // An older copy of the device is refused: invariant D20.
     let contradicts = s.uuids.slot(inode).is_some_and(|slot| slot.contradicts(inode, &attachment, is_dirty));
     // *Dirty* is durable on the superblock before anything becomes dirty, so this superblock is an
     // older one.

@@ -56,7 +56,8 @@ impl CacheSet {
     /// Ends the ownership of a volume that is served without the cache: first on its superblock,
     /// durably, and then in the UUID table.
     pub(super) async fn is_not_ours(&self, id: VolumeId, inode: Inode) -> Result<(), Error> {
-        // If the volume has left for another reason meanwhile, its superblock says so.
+        // *None* is durable before the table forgets the volume: invariant D16. If the volume has
+        // left for another reason meanwhile, its superblock says so.
         record::update(self, id, |_, superblock| say_none(superblock)).await?;
         let seconds = self.env().wall_seconds();
         self.with(|s| {
@@ -79,7 +80,7 @@ impl CacheSet {
             if self.with(|s| !s.is_clean(inode)) {
                 return Ok(false);
             }
-            // The clean keys become durable before the superblock says *none*.
+            // The clean keys become durable before the superblock says *none*: invariant D16.
             writer::commit(self).await?;
             uncached::depart(self, target.id, inode, say_none).await
         })

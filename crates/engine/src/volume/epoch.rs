@@ -175,6 +175,8 @@ impl Epoch {
     /// Returns true if data with this stamp survives a power cut.
     #[must_use]
     pub const fn is_durable(&self, stamp: Stamp) -> bool {
+        // A flush that began after the write ended has succeeded, and none has failed since the
+        // write began: invariant D26.
         !self.volatile || (stamp.era == self.era && self.good > stamp.ended)
     }
 
@@ -258,6 +260,7 @@ impl Epoch {
         }
         self.changes += 1;
         self.changed_at = now;
+        // A flush that failed meanwhile may have dropped it: invariant D29.
         !first.is_some_and(|first| self.is_lost(first))
     }
 
@@ -282,6 +285,7 @@ impl Epoch {
         if answers.asked > self.doubtful_at && doubtful > self.reported {
             (self.reported, self.reported_at) = (doubtful, now);
         }
+        // What was reported before a later failure is reported again: invariant D28.
         doubtful > if answers.era == self.era { answers.reported } else { 0 }
     }
 }
@@ -301,6 +305,7 @@ mod tests {
         epoch.write_ends(write)
     }
 
+    /// Proves invariant D26.
     #[test]
     fn only_a_flush_that_began_after_the_write_ended_covers_it() {
         let mut epoch = Epoch::new(true);
@@ -330,6 +335,7 @@ mod tests {
         assert_eq!((epoch.turn(early), epoch.turn(late)), (Turn::Durable, Turn::Run));
     }
 
+    /// Proves invariant D26.
     #[test]
     fn a_later_success_never_overrules_a_failure() {
         let mut epoch = Epoch::new(true);
@@ -372,6 +378,7 @@ mod tests {
         epoch.flush_ends(false);
     }
 
+    /// Proves invariant D28.
     #[test]
     fn a_failure_is_told_by_all_flushes_under_way_or_else_by_the_next() {
         let mut epoch = Epoch::new(true);
@@ -408,6 +415,7 @@ mod tests {
         assert!(!epoch.report(last, Time(7)), "it has been said");
     }
 
+    /// Proves invariant D29.
     #[test]
     fn a_write_that_was_under_way_when_a_flush_failed_is_not_acknowledged() {
         // The device may have received the write before it flushed, although its completion is seen
@@ -451,6 +459,7 @@ mod tests {
         assert!(!epoch.report(next, Time(1)));
     }
 
+    /// Proves invariant D30.
     #[test]
     fn what_no_flush_has_proven_goes_with_the_power() {
         let mut epoch = Epoch::new(true);

@@ -56,7 +56,8 @@ impl CacheSet {
         if sectors == target.sectors {
             return Ok(());
         }
-        // The room may have been promised to other volumes meanwhile.
+        // The room may have been promised to other volumes meanwhile. The table names the new size,
+        // durably, before requests use it (invariant D48).
         let before = self.with(|s| {
             s.check_flash_growth(inode, target.sectors, sectors)?;
             s.say_flash_size(inode, sectors)
@@ -181,6 +182,7 @@ impl CacheSet {
             });
             return Err(error);
         }
+        // Only now, with the new size durable in the table: invariant D48.
         let emptied = self.make_void_from(target, of.sectors, &Cancel::default()).await;
         self.with(|s| {
             if emptied.is_ok() {

@@ -47,6 +47,7 @@ impl CacheSet {
     ) -> Result<(), Error> {
         let (known, set_uuid) = self.with(|s| (s.uuids.find(superblock.uuid()), s.superblock.set_uuid()));
         let inode = self.take_slot(superblock, known, true, cancel).await?;
+        // The table has the new inode durably before the superblock names it: invariant D17.
         record::update(self, id, |s, superblock| {
             superblock.set_set_uuid(set_uuid);
             superblock.set_state(BackingState::Clean);
@@ -55,6 +56,7 @@ impl CacheSet {
         .await?;
         self.forget_former_stamp(inode).await?;
         self.use_number(id, inode);
+        // Until then nothing enters the cache under the new inode: invariant D17.
         let entered = self.earlier_have_ended(id, cancel).await;
         if entered != Err(Error::Cancelled) {
             return entered;

@@ -124,6 +124,7 @@ pub async fn update(
     let written = write_while_served(set, volume, &disk, &changed.seal()).await;
     set.with(|s| {
         let Some(entry) = s.volumes.get_mut(volume) else { return };
+        // Not before *dirty* is durable: invariant D14.
         entry.dirty_marked = written.is_ok() && changed.state() == BackingState::Dirty;
         if let Some(backing) = entry.backing.as_mut() {
             backing.in_doubt = written.is_err();

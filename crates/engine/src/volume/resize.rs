@@ -100,6 +100,7 @@ impl CacheSet {
         if sectors == target.sectors {
             return Ok(());
         }
+        // What the cache holds there is of a former, longer life of the device: invariant D47.
         self.make_void_from(target, target.cacheable_end, cancel).await?;
         let use_sectors = |sectors| {
             self.use_size(target.id, |volume, block| {
@@ -145,8 +146,9 @@ impl CacheSet {
         if sectors == 0 || !sectors.is_multiple_of(block_sectors) {
             return Err(Error::NotWholeBlocks { sectors, block_sectors });
         }
-        // The cacheable range shrinks only when nothing is cached there: write-back and the index
-        // look no further than its end.
+        // No request begins behind the new end before that is emptied: invariant D46. The cacheable
+        // range shrinks only when nothing is cached there: write-back and the index look no further
+        // than its end.
         self.use_size(target.id, |volume, _| volume.sectors = sectors);
         let emptied = self.empty_from(target, target.data_offset + sectors, cancel).await;
         self.with(|s| {

@@ -19,10 +19,10 @@ impl Error {
     /// Returns true if the cause of a set's failure may pass, and opening the set again then loses
     /// nothing that was acknowledged.
     ///
-    /// False after a failed flush of the cache device: data that was acknowledged and not flushed
-    /// may be gone. A reopened set has forgotten it, which a client that has read it must not see.
-    /// False also if the metadata is inconsistent, or the device has become shorter, which the
-    /// driver never forgets.
+    /// False after a failed flush of the cache device (invariant D39): data that was acknowledged
+    /// and not flushed may be gone. A reopened set has forgotten it, which a client that has read
+    /// it must not see. False also if the metadata is inconsistent, or the device has become
+    /// shorter, which the driver never forgets.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {

@@ -64,6 +64,7 @@ fn exchange(s: &mut State, id: VolumeId, disk: Disk, found: &BackingSuperblock) 
     let now = s.now;
     let volume = s.volumes.get_mut(id).ok_or(Error::NoVolume)?;
     let backing = volume.backing.as_mut().ok_or(Error::FlashOnly)?;
+    // What no flush had proven is lost with the old device, which is not asked: invariant D30.
     let lost = backing.epoch.may_have_lost().then_some(Error::LostWrites);
     let former = backing.disk.id();
     let is_volatile = disk.info().volatile_cache;

@@ -81,6 +81,7 @@ impl CacheSet {
     /// be read may have keys.
     pub(super) async fn look_at(&self, inode: Inode) -> Result<bool, Error> {
         let is_vacant = match self.survey_beyond(inode, 0, |found| found.present || found.dirty).await {
+            // Whatever the table says, there is no key: invariant D19.
             Ok(found) => !found.present && !found.dirty,
             Err(error @ (Error::Failed(_) | Error::Stopping)) => return Err(error),
             Err(_) => false,
@@ -93,6 +94,7 @@ impl CacheSet {
         // The task that invalidates the remains of such volumes must have ended before the inode
         // gets a new owner.
         let _alone = self.inner.orphans.acquire(1).await;
+        // Only if the table has no other: invariant D18.
         if self.with(|s| s.uuids.vacant().is_some()) {
             return Ok(());
         }
@@ -104,6 +106,7 @@ impl CacheSet {
         }
         let unwanted = |buckets: &Buckets, key: &Key| key.dirty || buckets.could_return(key);
         orphans::make_void(self, gone, |_| false, unwanted).await?;
+        // A crash cannot bring back anything under this inode: invariant D18.
         writer::commit(self).await?;
         if self.survey_beyond(gone, 0, |left| left.present).await?.present {
             return Err(Error::Inconsistent("a volume that is long gone has new keys"));

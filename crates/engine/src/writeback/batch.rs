@@ -127,8 +127,8 @@ async fn clean(
     round: &mut Round,
 ) -> Cleaned {
     let mut cleaned = Cleaned::default();
-    // The dirty keys become durable before the backing device gets the data. Otherwise a crash
-    // could bring back an older clean copy that hides it.
+    // The dirty keys become durable before the backing device gets the data (invariant D23).
+    // Otherwise a crash could bring back an older clean copy that hides it.
     if works.is_empty() || writer::commit(set).await.is_err() {
         return cleaned;
     }
@@ -370,6 +370,7 @@ async fn turn_clean(set: &CacheSet, target: &Target, key: &Key, stamp: Stamp) ->
         let (upto, sectors) = set
             .attempt(|s| {
                 let backing = s.volumes.get(target.id).and_then(|volume| volume.backing.as_ref());
+                // What is not proven durable stays dirty: invariant D27.
                 if !backing.is_some_and(|backing| backing.epoch.is_durable(stamp)) {
                     return Attempt::Done(Err(Error::LostWrites));
                 }

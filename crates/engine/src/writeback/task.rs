@@ -127,6 +127,7 @@ pub async fn mark_clean(set: &CacheSet, id: VolumeId) -> Result<(), Error> {
     }
     writer::commit(set).await?;
     record::update(set, id, |s, superblock| {
+        // Decided under the lock of the record: invariant D15.
         if is_clean(s, id) {
             superblock.set_state(BackingState::Clean);
         }

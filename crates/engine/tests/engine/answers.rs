@@ -89,7 +89,7 @@ fn beside_a_failing_flush(
 
 /// A request that is in flight when a flush fails is not acknowledged. The failed flush may have
 /// dropped parts of it that were already written, although its completion is seen later. The client
-/// used to be told that all of it was written, and then read the old content.
+/// used to be told that all of it was written, and then read the old content. Proves invariant D29.
 #[test]
 fn what_is_under_way_when_a_flush_fails_is_not_acknowledged() {
     let slow: [Slow; 4] = [

@@ -51,7 +51,7 @@ fn an_attach_that_failed_leaves_nothing_and_can_be_repeated() {
 }
 
 /// A device and a copy of it are added at the same time. The second one is refused, nothing is
-/// written to it, and it keeps its cache mode.
+/// written to it, and it keeps its cache mode. Proves invariant D20.
 #[test]
 fn of_two_copies_that_come_at_once_one_is_written_to() {
     let mut rig = Rig::new(SIZES, 7);

@@ -64,6 +64,7 @@ fn run<T: 'static, F: Future<Output = T> + 'static>(rig: &mut Rig, script: impl 
 /// beside reads. The node cache asserts at every change that the budget is kept.
 #[test]
 fn a_tree_twenty_times_the_budget_is_grown_and_discarded() {
+    // Proves invariant L2.
     const BUDGET: usize = 2 << 20;
     const BUCKET: u64 = 8;
     /// A request fills this many buckets, each of which is a key. Requests come in falling order: a
@@ -145,6 +146,7 @@ fn a_tree_twenty_times_the_budget_is_grown_and_discarded() {
 /// opening fails and reports the budget that is needed.
 #[test]
 fn the_least_budget_suffices_and_less_is_refused() {
+    // Proves invariant L2.
     const SPAN: u64 = 12_000;
     let sizes = Sizes { block: 4, bucket: 8, buckets: 8_000, backing: SPAN * BLOCK + 64 };
     let least = node_budget_min(8, 0);
@@ -197,6 +199,7 @@ fn the_least_budget_suffices_and_less_is_refused() {
 /// hold nodes gets the memory for them.
 #[test]
 fn memory_is_given_up_and_taken_back_under_requests() {
+    // Proves invariant L3.
     const SPAN: u64 = 12_000;
     const BUDGET: usize = 2 << 20;
     let sizes = Sizes { block: 4, bucket: 8, buckets: 8_000, backing: SPAN * BLOCK + 64 };

@@ -73,7 +73,7 @@ fn rewriting(
 
 /// Clients keep rewriting their own sectors without a pause while a volume full of dirty data is
 /// detached. The detach completes although the writes go on, and the backing device alone has
-/// everything that was acknowledged last.
+/// everything that was acknowledged last. Proves invariant D16.
 #[test]
 fn a_volume_is_detached_under_load_and_its_backing_device_has_everything() {
     const CLIENTS: u8 = 4;
@@ -150,7 +150,7 @@ fn a_volume_that_is_put_back_shows_no_old_copy_and_is_cached_again() {
 
 /// While a volume is detached, a write waits behind another one, and it is in flight when the
 /// volume is attached again. The write does not know of the cache, so data that is read and cached
-/// in between must not hide it.
+/// in between must not hide it. Proves invariant D17.
 #[test]
 fn a_write_from_before_an_attach_is_not_hidden_by_what_was_read_since() {
     const OLD: u8 = 1;

@@ -107,6 +107,7 @@ fn what_is_discarded_is_nobodys() {
 
 /// The journal entry that makes new generations durable is slow. A power cut would bring back the
 /// pointers to the old contents of the buckets, so none of it may be discarded yet.
+/// Proves invariant D11.
 #[test]
 fn nothing_is_discarded_before_its_generation_is_durable() {
     let mut rig = rig(3);

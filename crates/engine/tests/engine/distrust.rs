@@ -74,6 +74,7 @@ fn a_number_of_the_priorities_that_cannot_be_counted_on_from_is_refused() {
 /// the process.
 #[test]
 fn journal_keys_that_no_leaf_could_hold_are_refused() {
+    // Proves invariant D40.
     let end = CACHE_SECTORS;
     for (what, key) in [
         ("another device", key(1, 128 * 500, 8, 4096)),
@@ -92,6 +93,7 @@ fn journal_keys_that_no_leaf_could_hold_are_refused() {
 /// priorities.
 #[test]
 fn journal_keys_that_point_into_metadata_are_refused() {
+    // Proves invariant D40.
     let sound = stopped();
     let pointer = |key: &Key| key.pointers.as_slice()[0].sector();
     let places = [
@@ -112,6 +114,7 @@ fn journal_keys_that_point_into_metadata_are_refused() {
 /// overlap there.
 #[test]
 fn journal_keys_that_share_sectors_are_refused() {
+    // Proves invariant D40.
     let place = 128 * 500;
     let copies =
         [Pointer::new(DeviceIndex(0), place, Gen(0)), Pointer::new(DeviceIndex(0), place + 8, Gen(0))];
@@ -131,6 +134,7 @@ fn journal_keys_that_share_sectors_are_refused() {
 /// The same, with the other key in the tree: its bucket would count more live sectors than it has.
 #[test]
 fn a_journal_that_contradicts_the_tree_is_refused() {
+    // Proves invariant D40.
     let mut stopped = stopped();
     let sector = stopped.data.pointers.as_slice()[0].sector();
     stopped.append(&[key(0, sector, 64, 4096)]);
@@ -169,6 +173,7 @@ impl Note for Says {
 /// to be skipped, and with it an acknowledged write.
 #[test]
 fn notes_that_no_leaf_could_hold_are_refused() {
+    // Proves invariant D40.
     let record = |key: &Key, count| {
         let words = [key.header_word(), key.end, key.pointers.as_slice()[0].word(), 0];
         Says(vec![NoteRecord { sequence: 1, words, count }])

@@ -59,7 +59,7 @@ impl Drops {
 
 /// Write-back has copied a batch to the backing device. A client's flush fails there, so the copied
 /// data may be gone; then the batch's flush succeeds, as a flush after a failed one does. The data
-/// must stay dirty. The keys used to become clean, and the data was lost.
+/// must stay dirty. The keys used to become clean, and the data was lost. Proves invariant D27.
 #[test]
 fn what_a_foreign_flush_may_have_dropped_stays_dirty_until_it_is_written_again() {
     let mut failures = 0;
@@ -111,7 +111,7 @@ fn what_a_foreign_flush_may_have_dropped_stays_dirty_until_it_is_written_again()
 
 /// The cache refuses new data over dirty data, so the write goes to the backing device. A client's
 /// flush fails there; the write's own flush succeeds. The old dirty data must stay. It used to be
-/// invalidated in favour of new data that may be gone.
+/// invalidated in favour of new data that may be gone. Proves invariant D27.
 #[test]
 fn dirty_data_does_not_give_way_to_what_a_flush_may_have_dropped() {
     let mut failures = 0;
@@ -148,7 +148,7 @@ fn dirty_data_does_not_give_way_to_what_a_flush_may_have_dropped() {
 }
 
 /// Two clients flush at once, and the device's flush fails. What either wrote before may be gone,
-/// so both must get the error. One used to be told that all is well.
+/// so both must get the error. One used to be told that all is well. Proves invariant D28.
 #[test]
 fn every_flush_under_way_when_one_fails_says_so() {
     let mut rig = Rig::new(SIZES, 1);
@@ -192,6 +192,7 @@ fn a_failure_that_nobody_heard_of_is_told_once() {
 
 /// The last flush of a stopping set fails: acknowledged data may be gone, so the stop must report
 /// it. The same holds if a flush failed earlier and no client has flushed since.
+/// Proves invariant D33.
 #[test]
 fn a_stop_whose_flush_fails_says_so() {
     for early in [false, true] {

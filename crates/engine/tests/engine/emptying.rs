@@ -196,7 +196,7 @@ fn buckets_without_a_summary_are_emptied_by_looking_at_the_tree() {
 
 /// The device is slow to write the summaries. Meanwhile the data in their buckets is discarded and
 /// buckets are reused. None of those may be reused, or the summary would overwrite what was written
-/// there since.
+/// there since. Proves invariant D13.
 #[test]
 fn a_bucket_is_not_used_again_before_its_summary_is_written() {
     const BUCKETS: u64 = 600;

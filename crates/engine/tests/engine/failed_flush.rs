@@ -23,6 +23,7 @@ fn options() -> Options {
 
 /// Dirty data was moved to another bucket, and the flush that should make the copy durable failed
 /// and dropped it. The key points to the copy. A read must not return what is there instead.
+/// Proves invariant D31.
 #[test]
 fn moved_data_is_not_read_when_the_flush_after_it_has_failed() {
     /// The content of the moved data, and what is in its new place after the flush.
@@ -77,7 +78,7 @@ fn moved_data_is_not_read_when_the_flush_after_it_has_failed() {
 
 /// A flush was about to fail and had already dropped data when that data was read. The read used to
 /// complete before the failure, with whatever was there instead. A read of data that a running
-/// flush covers waits for the flush.
+/// flush covers waits for the flush. Proves invariant D31.
 #[test]
 fn what_a_running_flush_may_have_dropped_is_not_read_before_its_end() {
     const WRITTEN: u8 = 7;
@@ -170,6 +171,7 @@ impl Note for Watched {
 /// keys of data that the flush had dropped.
 #[test]
 fn nothing_enters_the_note_after_the_set_has_failed() {
+    // Proves invariant D36.
     let mut failures = 0;
     for seed in 1..80 {
         let mut rig = Rig::new(SIZES, seed);

@@ -322,6 +322,7 @@ fn what_lies_behind_an_end_is_promised_to_nobody() {
 /// next start.
 #[test]
 fn a_table_that_cannot_be_written_leaves_the_size() {
+    // Proves invariant D48.
     for grows in [false, true] {
         let mut rig = Rig::new(SIZES, 1);
         let world = Rc::clone(&rig.world);
@@ -357,6 +358,7 @@ fn a_table_that_cannot_be_written_leaves_the_size() {
 /// releases the rest.
 #[test]
 fn a_shrink_that_ends_in_the_middle_is_completed_by_the_next() {
+    // Proves invariant D48.
     for fails in [false, true] {
         let mut ends = [0; 3];
         for nth in 0..60 {

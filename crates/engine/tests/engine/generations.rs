@@ -41,7 +41,7 @@ async fn holds(set: &CacheSet, volume: VolumeId, sector: u64, byte: u8) -> bool 
 /// A database rewrites one small file all day while much dirty data is idle, so a few buckets are
 /// reused hundreds of times. The tree's interior nodes still name children that were in them long
 /// ago, and only the generation tells that they are dead. (Found as a set that could not be opened
-/// after a clean stop.)
+/// after a clean stop.) Proves invariant D12.
 #[test]
 fn dead_children_stay_dead_however_often_their_buckets_are_reused() {
     const COLD: u64 = 6000;
@@ -207,6 +207,7 @@ fn wants_buckets_while_reads_of_nodes_fail(failures: u64) -> (Status, u64) {
 /// all the time.
 #[test]
 fn one_passing_error_of_one_node_does_not_stop_the_set() {
+    // Proves invariant L7.
     let (status, refused) = wants_buckets_while_reads_of_nodes_fail(1);
     assert_eq!((status.failed, refused), (None, 0));
     assert!(status.stats.gc_passes > 0, "GC came to its end");
@@ -220,6 +221,7 @@ fn one_passing_error_of_one_node_does_not_stop_the_set() {
 /// If the error persists, no request waits forever: the set fails with it, and names the node.
 #[test]
 fn an_error_of_a_node_that_does_not_pass_stops_a_set_that_needs_buckets() {
+    // Proves invariant L7.
     let (status, refused) = wants_buckets_while_reads_of_nodes_fail(u64::MAX);
     assert!(matches!(status.failed, Some(Error::Io { doing: Doing::Node, .. })), "{:?}", status.failed);
     assert!(refused > 0);

@@ -27,6 +27,7 @@ fn paths(set: &CacheSet, volume: VolumeId, before: &mut Vec<u64>) -> Vec<Path> {
 
 #[test]
 fn each_request_is_counted_by_the_way_it_went() {
+    // Proves invariant N3.
     run(&mut Rig::new(SIZES, 1), |env| async move {
         let (set, volume) = open(env.clone(), Options::default()).await.expect("a new set opens");
         let mut before = vec![0; Path::ALL.len()];
@@ -62,6 +63,7 @@ fn each_request_is_counted_by_the_way_it_went() {
 /// A failed request is not counted: its duration says nothing about the path.
 #[test]
 fn what_is_refused_is_not_counted() {
+    // Proves invariant N3.
     run(&mut Rig::new(SIZES, 1), |env| async move {
         let (set, volume) = open(env, Options::default()).await.expect("a new set opens");
         let mut before = vec![0; Path::ALL.len()];

@@ -135,6 +135,7 @@ fn some_lost(mut rig: Rig, reserve: u64, every: usize) -> Met {
     met
 }
 
+/// Proves invariant D5.
 #[test]
 fn a_lost_write_to_a_node_is_never_answered_with_what_was_before_it() {
     let met = some_lost(stopped(100), 100, 40);

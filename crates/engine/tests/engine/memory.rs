@@ -95,7 +95,7 @@ pub struct MemoryDriver(pub Rc<RefCell<World>>);
 pub const LONGEST_NS: u64 = 200_000;
 
 impl World {
-    /// Asserts that no task ran longer than allowed.
+    /// Asserts that no task ran longer than allowed: invariant L5.
     pub fn assert_short(&self) {
         assert!(self.longest_ns <= LONGEST_NS, "{} ns in one piece", self.longest_ns);
     }

@@ -101,6 +101,7 @@ fn a_cache_that_was_copied_while_it_ran_is_refused() {
     is_refused(&mut rig, is_older_cache);
 }
 
+/// Proves invariant D20.
 #[test]
 fn a_backing_device_that_was_restored_from_a_copy_is_refused() {
     let mut rig = Rig::new(SIZES, 1);

@@ -139,6 +139,7 @@ async fn check_end(env: &Env, (set, volume): (CacheSet, VolumeId), model: &Model
 /// The journal's contents are served although no further leaf can be read.
 #[test]
 fn a_read_sees_what_the_journal_says() {
+    // Proves invariant D44.
     let (mut rig, model) = scattered(1, UNWALKED);
     let pace = slow_down(&rig);
     run(&mut rig, move |env| async move {
@@ -168,6 +169,7 @@ fn a_read_sees_what_the_journal_says() {
 /// in the middle, twice.
 #[test]
 fn what_comes_meanwhile_stays_also_after_a_crash_in_the_middle() {
+    // Proves invariant D44.
     for seed in 0..6 {
         let (mut rig, mut model) = scattered(10 + seed, if seed % 2 == 0 { UNWALKED } else { WALKED });
         let mut number = 10_000 * seed;
@@ -265,6 +267,7 @@ fn goes_on(set: &CacheSet) {
 /// they would come back over the written data.
 #[test]
 fn what_goes_past_the_cache_stays() {
+    // Proves invariant D44.
     let (mut rig, model) = scattered(9, WALKED);
     run(&mut rig, move |env| async move {
         let mut model = model;
@@ -289,7 +292,7 @@ fn what_goes_past_the_cache_stays() {
     });
 }
 
-/// All data is clean in the leaves, but dirty in the journal.
+/// All data is clean in the leaves, but dirty in the journal. Proves invariant D15.
 #[test]
 fn nothing_is_said_to_be_clean_before_the_journal_is_in_its_leaves() {
     let (mut rig, model) =

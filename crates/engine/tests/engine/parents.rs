@@ -87,7 +87,7 @@ async fn grow(set: &CacheSet, volume: VolumeId, (env, stands): (&Env, &Cell<bool
 
 /// The write of the leaf's parent stalls halfway, and the leaf has keys that only the journal has.
 /// Then as many entries for other leaves follow as the journal accepts, and the power fails.
-/// Everything that was made durable is there afterwards.
+/// Everything that was made durable is there afterwards. Proves invariant D3 and invariant D4.
 fn keeps_what_its_parent_does_not_name(grows: Grows) {
     let mut rig = Rig::new(SIZES, 1);
     let world = Rc::clone(&rig.world);

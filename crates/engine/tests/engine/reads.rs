@@ -95,6 +95,7 @@ async fn slow_read(
 /// the older data again.
 #[test]
 fn a_slow_read_does_not_return_what_the_next_one_does_not() {
+    // Proves invariant D35.
     let mut rig = Rig::new(Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_000 }, 1);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
@@ -121,6 +122,7 @@ fn a_slow_read_does_not_return_what_the_next_one_does_not() {
 /// backing device.
 #[test]
 fn a_read_that_turns_to_the_backing_device_does_not_return_what_the_next_one_does_not() {
+    // Proves invariant D35.
     let mut rig = Rig::new(Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_000 }, 1);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {

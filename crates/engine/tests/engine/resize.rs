@@ -163,6 +163,7 @@ fn a_growth_that_waits_for_earlier_requests_is_cancelled() {
 /// cache held from before the cut must not be served for it.
 #[test]
 fn what_was_cached_behind_a_cut_does_not_come_back() {
+    // Proves invariant D47.
     for is_noticed in [true, false] {
         let mut rig = Rig::new(Sizes { backing: DATA_OFFSET + 2000, ..SIZES }, 1);
         let world = Rc::clone(&rig.world);
@@ -195,6 +196,7 @@ fn what_was_cached_behind_a_cut_does_not_come_back() {
 /// requests behind it are refused.
 #[test]
 fn a_shrink_writes_back_what_lies_behind_and_no_more() {
+    // Proves invariant D46.
     let mut rig = Rig::new(Sizes { backing: DATA_OFFSET + 4000, ..SIZES }, 1);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
@@ -240,6 +242,7 @@ fn a_shrink_writes_back_what_lies_behind_and_no_more() {
 /// keeps its old size and all of its data.
 #[test]
 fn a_shrink_that_fails_or_is_given_up_loses_nothing() {
+    // Proves invariant D46.
     let mut rig = Rig::new(Sizes { backing: DATA_OFFSET + 4000, ..SIZES }, 1);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
@@ -276,6 +279,7 @@ fn a_shrink_that_fails_or_is_given_up_loses_nothing() {
 /// they would have, and neither leaves anything in the cache.
 #[test]
 fn requests_behind_the_new_end_leave_nothing_in_the_cache() {
+    // Proves invariant D46.
     let mut rig = Rig::new(Sizes { backing: DATA_OFFSET + 4000, ..SIZES }, 1);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {

@@ -285,6 +285,7 @@ fn volumes_in_the_cache_alone_keep_their_numbers() {
 /// itself.
 #[test]
 fn a_failed_flush_of_the_cache_does_not_pass() {
+    // Proves invariant D39.
     let io = |doing| {
         let source = IoError { kind: IoErrorKind::Io, disk: CACHE, sector: 8 };
         Error::Failed(Box::new(Error::Io { doing, source }))
@@ -385,7 +386,7 @@ fn a_clean_volume_leaves_a_set_that_failed_and_can_be_served_past_another() {
 }
 
 /// Data invalidated by a failed flush is reported by volume and amount. It used to vanish without a
-/// trace.
+/// trace. Proves invariant D32.
 #[test]
 fn what_a_failed_flush_made_void_is_told_by_volume() {
     let mut rig = Rig::new(SIZES, 1);

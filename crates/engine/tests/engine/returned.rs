@@ -96,6 +96,7 @@ fn the_new_device_has_the_place_of_the_old_one() {
 /// An acknowledged write through the cache was only in the old device's volatile cache. It is lost,
 /// so its copy in this cache must be invalidated, or it would be visible until the next restart and
 /// not after. The next flush must report the loss, whatever the old device would answer.
+/// Proves invariant D30.
 #[test]
 fn what_no_flush_had_proven_is_gone_and_said_to_be() {
     let mut rig = Rig::new(SIZES, 1);

@@ -49,7 +49,7 @@ async fn run_full(set: &CacheSet, volume: VolumeId) {
 
 /// Inode 0 has clean data in the cache, and so have others. One process uses none twice. The next
 /// process begins with the one that was released first; the volume reads what was written past the
-/// cache since then.
+/// cache since then. Proves invariant D18.
 #[test]
 fn a_number_is_used_again_by_another_process_when_nothing_of_it_is_left() {
     let mut rig = Rig::new(SIZES, 1);

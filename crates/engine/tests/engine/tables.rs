@@ -154,6 +154,7 @@ fn a_volume_that_can_prove_its_number_has_it_back() {
 
 /// A flash-only volume can prove nothing. It is served only if its slot is as it was written.
 /// Otherwise its inode is not given to another volume, nor is its data invalidated.
+/// Proves invariant D19.
 #[test]
 fn a_volume_in_the_cache_alone_is_served_under_a_sound_slot_only() {
     for (what, damage) in DAMAGES {
@@ -197,7 +198,7 @@ fn a_volume_in_the_cache_alone_is_served_under_a_sound_slot_only() {
 }
 
 /// After a kernel only the table proves an inode. A dirty volume that is not in it is refused, and
-/// no other volume gets its inode.
+/// no other volume gets its inode. Proves invariant D19.
 #[test]
 fn after_a_kernel_nobody_gets_a_number_that_has_keys() {
     for (what, damage) in DAMAGES {

@@ -78,6 +78,7 @@ async fn fill(set: &CacheSet, volume: VolumeId) {
 /// copies must not hide what was written meanwhile.
 #[test]
 fn an_unreadable_leaf_is_no_reason_to_fail_and_its_copies_never_come_back() {
+    // Proves invariant D38.
     for first in changes() {
         let mut rig = Rig::new(SIZES, 1);
         run(&mut rig, |env| async move {
@@ -114,6 +115,7 @@ fn an_unreadable_leaf_is_no_reason_to_fail_and_its_copies_never_come_back() {
 /// leaves, and they bypass the cache. No acknowledged write may be lost in between.
 #[test]
 fn nobody_makes_dirty_data_in_a_cache_that_the_volume_is_leaving() {
+    // Proves invariant D37.
     let (mut left, mut stayed) = (0, 0);
     for seed in 1..30 {
         let mut rig = Rig::new(SIZES, seed);
@@ -214,6 +216,7 @@ fn a_node_that_cannot_be_read_is_named_until_it_can_be() {
 /// forever.
 #[test]
 fn what_is_dirty_of_a_volume_that_is_no_more_gives_its_buckets_back() {
+    // Proves invariant D38.
     const SECTORS: usize = 1600;
     let writes_back = || {
         let writeback_delay = Duration::from_millis(5);

@@ -143,6 +143,7 @@ fn requests_are_served_before_the_tree_has_been_walked() {
 }
 
 /// Data that is written during the walk, before or behind it, is counted exactly once.
+/// Proves invariant D9.
 #[test]
 fn what_changes_beside_the_walk_is_counted_once() {
     for seed in 0..8 {
@@ -212,6 +213,7 @@ fn a_crash_before_the_end_of_the_walk_leaves_a_reserve_for_the_next_start() {
 /// The buckets have been used, and no chain of priorities records that.
 #[test]
 fn a_bucket_without_its_stamp_is_not_taken_for_free() {
+    // Proves invariant D43.
     let mut rig = crashed(3);
     let stamped = stamps(&rig.world.borrow());
     assert!(stamped.len() as u64 >= RESERVE, "{} stamps", stamped.len());
@@ -229,6 +231,7 @@ fn a_bucket_without_its_stamp_is_not_taken_for_free() {
 /// state is taken.
 #[test]
 fn data_beyond_the_reserve_goes_past_the_cache_until_the_walk_has_ended() {
+    // Proves invariant D43.
     let mut rig = crashed(4);
     let pace = slow_down(&rig);
     run(&mut rig, move |env| async move {
@@ -258,6 +261,7 @@ fn data_beyond_the_reserve_goes_past_the_cache_until_the_walk_has_ended() {
 /// the superblock that all data is on the device.
 #[test]
 fn who_must_know_what_is_dirty_waits_for_the_walk() {
+    // Proves invariant D43.
     let mut rig = crashed(5);
     let pace = slow_down(&rig);
     let world = Rc::clone(&rig.world);

@@ -15,6 +15,7 @@ fn ticks(count: u64) -> Duration {
 /// One read misses and 300 hit; then only time passes.
 #[test]
 fn windows_forget_what_the_total_keeps() {
+    // Proves invariant N2.
     run(&mut Rig::new(SIZES, 1), |env| async move {
         let (set, volume) = open(env.clone(), Options::default()).await.expect("a new set opens");
         ask(&set, volume, write(0, 8, 1)).await;

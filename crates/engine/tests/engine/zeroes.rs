@@ -211,7 +211,7 @@ fn zeroes_are_written_in_pieces_between_which_others_have_their_turn() {
 }
 
 /// A flush lies between zeroing the device and the hole over dirty data: no read finds what was
-/// below the dirty data.
+/// below the dirty data. Proves invariant D24.
 #[test]
 fn dirty_data_gives_way_to_zeroes_that_are_durable() {
     on_filled_set(|_, world, set, volume| async move {

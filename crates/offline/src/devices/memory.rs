@@ -1,5 +1,6 @@
-//! A cache device of no consequence, in memory: what serves volumes that have no cache. Nothing of a volume ever enters it, so it
-//! is made anew at each start, and takes memory only for the little that an empty set writes.
+//! A dummy cache device in memory, which serves volumes that have no cache. No data of a volume
+//! ever enters it. It is made anew at each start, and takes memory only for the little that an
+//! empty set writes.
 
 use super::CacheDevice;
 use bcached_control::failure::{Failure, Kind};
@@ -11,13 +12,13 @@ use std::io;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 
-/// Such a device for volumes whose devices are written in blocks of so many sectors (1 or 8).
+/// Makes such a device for volumes whose devices have blocks of this many sectors (1 or 8).
 pub fn make(block_sectors: u16) -> Result<CacheDevice, Failure> {
     let superblock = bypass::superblock(block_sectors);
     Ok(CacheDevice { device: with(&superblock)?, superblock })
 }
 
-/// A device in memory with this superblock, of the size that a bypass has.
+/// A device in memory with this superblock, of the size of a bypass.
 pub fn with(superblock: &CacheSuperblock) -> Result<Device, Failure> {
     let cannot = |error: &io::Error| {
         Failure::new(Kind::Io, "cannot serve volumes without a cache").why(error.to_string())
@@ -31,6 +32,6 @@ pub fn with(superblock: &CacheSuperblock) -> Result<Device, Failure> {
         .set_len(bypass::SECTORS * 512)
         .and_then(|()| file.write_all_at(&bytes[..], SUPERBLOCK_SECTOR * 512));
     written.map_err(|error| cannot(&error))?;
-    // Opened once more by its name, like any other; this handle may go then.
+    // The device is opened again by its name, like any other; this handle may be closed then.
     Ok(Device::open(format!("/proc/self/fd/{}", file.as_raw_fd()), Access::Own)?)
 }

@@ -1,4 +1,5 @@
-//! From a name in the configuration to an open, claimed device with a sound superblock.
+//! Opens the devices that the configuration names: from a name to a claimed device with a sound
+//! superblock.
 
 pub mod memory;
 mod own_devices;
@@ -20,7 +21,7 @@ use std::path::PathBuf;
 pub struct CacheDevice {
     /// The claim.
     pub device: Device,
-    /// What it says.
+    /// Its superblock.
     pub superblock: CacheSuperblock,
 }
 
@@ -28,7 +29,7 @@ pub struct CacheDevice {
 pub struct BackingDevice {
     /// The claim.
     pub device: Device,
-    /// What it says.
+    /// Its superblock.
     pub superblock: BackingSuperblock,
 }
 
@@ -50,7 +51,8 @@ pub fn open_backing(name: &str) -> Result<BackingDevice, Failure> {
     }
 }
 
-/// The backing device `name` says no more to which set it belongs, durably. Nothing of it may be dirty there.
+/// Durably clears the backing device `name`'s membership in its set. The set must hold no dirty
+/// data of it.
 ///
 /// # Errors
 /// It is dirty, in use, or cannot be written.
@@ -68,7 +70,8 @@ pub fn forsake(name: &str) -> Result<(), Failure> {
     Ok(device.sync()?)
 }
 
-/// What the device `name` says, whatever its role. It is read and not claimed.
+/// Returns the superblock of the device `name`, whatever its role. The device is read and not
+/// claimed.
 pub fn look(name: &str) -> Result<Superblock, Failure> {
     look_where(name).map(|(superblock, _)| superblock)
 }
@@ -79,7 +82,7 @@ pub fn look_where(name: &str) -> Result<(Superblock, Presence), Failure> {
     Ok((read_superblock(&device)?, device.presence()))
 }
 
-/// What the backing device `name` says. It is read and not claimed.
+/// Returns the superblock of the backing device `name`. The device is read and not claimed.
 pub fn look_at_backing(name: &str) -> Result<BackingSuperblock, Failure> {
     look_where_backing(name).map(|(superblock, _)| superblock)
 }
@@ -103,7 +106,8 @@ fn wrong_role(device: &Device, found: &str, option: &str) -> Failure {
 fn open(name: &str) -> Result<(Device, Superblock), Failure> {
     let path = resolve(name)?;
     let device = Device::open(&path, Access::Own)?;
-    // Sub-block access is the engine's; a file whose disk has large blocks must take the set's.
+    // The engine does sub-block access. A file must accept the set's blocks even if its disk has
+    // large ones.
     device.require_blocks(8)?;
     let superblock = read_superblock(&device)?;
     let block = match &superblock {
@@ -114,7 +118,7 @@ fn open(name: &str) -> Result<(Device, Superblock), Failure> {
     Ok((device, superblock))
 }
 
-/// The superblock of `device`, which must be fit to run.
+/// Reads the superblock of `device`, which must be fit to run.
 fn read_superblock(device: &Device) -> Result<Superblock, Failure> {
     let cannot = |kind| Failure::new(kind, format!("cannot use {}", device.path().display()));
     let not_bcache = || superblock::missing(device.path());
@@ -138,7 +142,7 @@ fn read_superblock(device: &Device) -> Result<Superblock, Failure> {
     })
 }
 
-/// The path that `name` means: itself, or the device with that UUID.
+/// Returns the path that `name` stands for: itself, or the device with that UUID.
 pub fn resolve(name: &str) -> Result<PathBuf, Failure> {
     match name.strip_prefix("UUID=") {
         Some(uuid) => twins::find(name, uuid),

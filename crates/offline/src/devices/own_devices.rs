@@ -1,37 +1,42 @@
-//! Which block devices of this machine are volumes of bcached's, or lie on one.
+//! Finds the block devices of this machine that are volumes of bcached, or are stacked on one.
 //!
-//! Who looks for a device by its UUID reads all that there are. What is asked of a volume may wait for the very device that is looked for, and
-//! if nobody serves it any more (a ublk device that has outlived its daemon) for who looks.
+//! A search by UUID reads all devices. A read of a volume may wait for the very device that is
+//! searched for. If no daemon serves the volume any more (a ublk device that has outlived its
+//! daemon), the read waits for the searching process itself.
 
 use bcached_front_fuse::mountinfo::{self, Mounted};
 use bcached_port::loop_devices;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where the kernel lists them.
+/// Where the kernel lists block devices.
 const CLASS: &str = "/sys/class/block";
 
-/// Every block device that the kernel lists, in the order of their names, but for those that are volumes or [lie on one](lies_on_a_volume): a
-/// look at one that nobody serves would not end.
+/// Returns every block device that the kernel lists, sorted by path, except those that are volumes
+/// or [lie on one](lies_on_a_volume): a read of a volume that is not served would never end.
 #[must_use]
 pub fn block_devices() -> Vec<PathBuf> {
     let all = fs::read_dir(CLASS).into_iter().flatten().flatten();
     let names = all.map(|entry| entry.file_name().to_string_lossy().into_owned());
     let names = names.filter(|name| !lies_on_a_volume(name));
-    // The kernel writes the slashes of a device's name so: cciss!c0d0.
+    // In sysfs the slashes of a device's name are exclamation marks: cciss!c0d0.
     let mut all: Vec<_> = names.map(|name| Path::new("/dev").join(name.replace('!', "/"))).collect();
     all.sort();
     all
 }
 
-/// Whether the block device of this name in sysfs is a volume, or lies on one: a partition of it, a logical volume, an image in a file system
-/// there. Nothing of it is read. Of volumes by the kernel's NBD client only those of this process are known; of an image in a file system that has
-/// a number of its own and none of a device's (btrfs, overlays) it is not known where that lies.
+/// Whether the block device with this name in sysfs is a volume, or is stacked on one: a partition
+/// of it, a logical volume, an image in a file system on it. The device itself is not read.
+///
+/// Limits: of volumes on the kernel's NBD client, only those of this process are recognised. If an
+/// image is in a file system with an anonymous device number (btrfs, overlays), the device below
+/// that is unknown.
 pub fn lies_on_a_volume(name: &str) -> bool {
     reaches_a_volume(name, &below)
 }
 
-/// Whether that one is a volume, or any that it stands on; of a volume `below` says `None`, of others what they stand on directly.
+/// Whether this device, or any device below it, is a volume. `below` returns `None` for a volume,
+/// and the devices directly below for any other.
 fn reaches_a_volume(name: &str, below: &dyn Fn(&str) -> Option<Vec<String>>) -> bool {
     let (mut all, mut next) = (vec![name.to_owned()], 0);
     while let Some(device) = all.get(next) {
@@ -43,7 +48,7 @@ fn reaches_a_volume(name: &str, below: &dyn Fn(&str) -> Option<Vec<String>>) -> 
     false
 }
 
-/// What it stands on directly; `None`: it is a volume.
+/// Returns the devices directly below it; `None` if it is a volume.
 fn below(name: &str) -> Option<Vec<String>> {
     let class = Path::new(CLASS);
     if name.starts_with("ublkb") && bcached_front_ublk::is_volume(name) {
@@ -65,13 +70,13 @@ fn below(name: &str) -> Option<Vec<String>> {
     Some(below)
 }
 
-/// Of a loop device: the mount that its file is on.
+/// Returns the mount that holds the file of a loop device.
 fn mount_under(name: &str) -> Option<Mounted> {
     let file = loop_devices::backing_file(Path::new(name))?;
     mountinfo::around(&file).ok().flatten()
 }
 
-/// The disk of a partition, and what md and device-mapper are made of.
+/// Returns the disk of a partition, and the components of md and device-mapper devices.
 fn below_in(class: &Path, name: &str) -> Vec<String> {
     let place = class.join(name);
     let real = place.join("partition").exists().then(|| fs::canonicalize(&place).ok()).flatten();
@@ -90,7 +95,8 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// A start after a kill looked for its cache on the block device of its own volume, which nobody served yet, and waited for ever.
+    /// What is stacked on a volume is recognised. A start after a kill once searched for its cache
+    /// on the block device of its own volume, which was not served yet, and waited forever.
     #[test]
     fn what_lies_on_a_volume_is_one_too() {
         let root = tempfile::tempdir().expect("a folder");
@@ -105,7 +111,8 @@ mod tests {
             }
             symlink(&place, class.join(name)).expect("a link");
         }
-        // A logical volume on the partition, and one on that; and one that is nobody's business.
+        // A logical volume on the partition, and one on that; and one that has nothing to do with a
+        // volume.
         for (upper, lower) in [("dm-0", "ublkb3p1"), ("dm-0", "sda1"), ("dm-1", "dm-0"), ("dm-2", "sda1")] {
             fs::write(devices.join(upper).join("slaves").join(lower), "").expect("a file");
         }

@@ -1,7 +1,9 @@
-//! A device that the system has no more, or that takes nothing any more, and that may be there by another node or as another file.
+//! Finds a device that has disappeared or does not accept I/O any more, and that may be back under
+//! another node or as another file.
 //!
-//! What is open is left alone as long as it may be well: a disk that the kernel still has is ill, not gone, and a second one with its UUID
-//! is a copy, perhaps an old one. Only who is configured by a path has said which one is meant, wherever that leads by now.
+//! An open device is left alone as long as it may work: a disk that the kernel still has is
+//! failing, not gone, and a second disk with its UUID is a copy, perhaps an old one. Only a path in
+//! the configuration says which device is meant, wherever that path leads by now.
 
 use super::{BackingDevice, CacheDevice, look, open_backing, open_cache, twins};
 use bcached_control::failure::{Failure, Kind};
@@ -9,20 +11,21 @@ use bcached_format::{Superblock, Uuid};
 use bcached_uring::Presence;
 use std::path::{Path, PathBuf};
 
-/// What a look for a device has found.
+/// The result of a search for a device.
 pub enum Found<T> {
-    /// The device, by another node or as another file.
+    /// The device is back, under another node or as another file.
     Back(T),
-    /// Nothing, as far as anybody can tell.
+    /// Nothing was found, as far as can be determined.
     Nothing,
-    /// Something else stands where it should be; what that is.
+    /// Something else is in its place; the failure says what.
     Another(Failure),
 }
 
-/// Opens and claims the backing device `name` of this UUID if it is not the one that `known` was.
+/// Opens and claims the backing device `name` with this UUID, if it is not the one that `known`
+/// was.
 ///
 /// # Errors
-/// It is back, and cannot be had; or several devices may be it.
+/// It is back and cannot be opened; or several devices may be it.
 pub fn open_returned(name: &str, uuid: Uuid, known: Presence) -> Result<Found<BackingDevice>, Failure> {
     opened(whereabouts(name, uuid, known)?, open_backing)
 }
@@ -30,7 +33,7 @@ pub fn open_returned(name: &str, uuid: Uuid, known: Presence) -> Result<Found<Ba
 /// The same for a cache device.
 ///
 /// # Errors
-/// As above.
+/// As of [`open_returned`].
 pub fn open_returned_cache(name: &str, uuid: Uuid, known: Presence) -> Result<Found<CacheDevice>, Failure> {
     opened(whereabouts(name, uuid, known)?, open_cache)
 }
@@ -45,7 +48,7 @@ fn opened<T>(found: Found<PathBuf>, open: fn(&str) -> Result<T, Failure>) -> Res
 
 fn whereabouts(name: &str, uuid: Uuid, known: Presence) -> Result<Found<PathBuf>, Failure> {
     let is_gone = known.is_gone();
-    // A look at it would be one at the device that fails.
+    // If `known` is still at this path, reading it would be I/O to the failing device.
     let there = Some(Path::new(name)).filter(|path| !name.starts_with("UUID=") && !known.is_at(path));
     if let Some(path) = there.filter(|path| twins::identity_with(path, uuid).is_some()) {
         return Ok(Found::Back(path.to_owned()));
@@ -62,7 +65,8 @@ fn whereabouts(name: &str, uuid: Uuid, known: Presence) -> Result<Found<PathBuf>
     Ok(another.map_or(Found::Nothing, Found::Another))
 }
 
-/// What is to be said of what stands where the device should be, and is not the device. `None`: nothing does, or it has just come.
+/// Returns what to report about something else in the device's place; `None` if there is nothing,
+/// or if the device has just returned.
 fn another(name: &str, uuid: Uuid, is_gone: bool) -> Option<Failure> {
     let why = match look(name) {
         Ok(Superblock::Backing(superblock)) if superblock.uuid() == uuid => return None,

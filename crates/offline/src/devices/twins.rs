@@ -1,8 +1,9 @@
-//! The device that carries a UUID, among several that may.
+//! Finds the device with a UUID among several that have it.
 //!
-//! Several is the rule: a disk has many paths, and each component of a mirror, a multipath or a mapped device says what the
-//! device over it says. There the upper one is meant. What is left after that are copies: a snapshot or a clone that
-//! became visible. Nothing on them tells which is the one in use, and to guess is to lose data; so none is taken.
+//! That several have it is normal: a disk has many paths, and each component of a mirror, a
+//! multipath or a mapped device has the superblock of the device above it. Then the upper device is
+//! meant. If several remain, they are copies: a snapshot or a clone that became visible. Nothing on
+//! them tells which one is in use, and a wrong guess loses data; so none is taken.
 
 use super::own_devices::{block_devices, lies_on_a_volume};
 use super::read_superblock;
@@ -13,7 +14,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The only device with the UUID `wanted`; `name` is how it was asked for.
+/// Finds the only device with the UUID `wanted`; `name` is how it was configured.
 pub fn find(name: &str, wanted: &str) -> Result<PathBuf, Failure> {
     let uuid = Uuid::from_text(wanted)
         .ok_or_else(|| Failure::new(Kind::Config, format!("`{name}` holds no UUID")))?;
@@ -45,7 +46,8 @@ fn ambiguous(name: &str, paths: &[PathBuf]) -> Failure {
         )
 }
 
-/// None of our volumes is meant, and a look at one may wait for the device that is looked for.
+/// Returns the devices to read. Volumes of bcached are left out: they are never meant, and reading
+/// one may wait for the device that is searched for.
 fn candidates(uuid: Uuid) -> Vec<PathBuf> {
     let link = PathBuf::from(format!("/dev/disk/by-uuid/{uuid}"));
     let linked = fs::canonicalize(link).ok();
@@ -56,7 +58,7 @@ fn candidates(uuid: Uuid) -> Vec<PathBuf> {
     linked.into_iter().chain(block_devices()).collect()
 }
 
-/// Which device `path` is, if it carries the UUID.
+/// Returns the identity of the device at `path`, if it has the UUID.
 pub fn identity_with(path: &Path, wanted: Uuid) -> Option<Identity> {
     let device = Device::open(path, Access::Look).ok()?;
     let carries_it = match read_superblock(&device).ok()? {
@@ -66,7 +68,8 @@ pub fn identity_with(path: &Path, wanted: Uuid) -> Option<Identity> {
     carries_it.then(|| device.identity())
 }
 
-/// Those that no other of them stands on; `below` tells what a device stands on directly.
+/// Returns the devices that are below none of the others; `below` returns what a device is directly
+/// stacked on.
 fn uppermost(found: &BTreeMap<Identity, PathBuf>, below: impl Fn(Identity) -> Vec<Identity>) -> Vec<PathBuf> {
     let mut components = Vec::new();
     let mut open: Vec<_> = found.keys().copied().collect();
@@ -82,7 +85,8 @@ fn uppermost(found: &BTreeMap<Identity, PathBuf>, below: impl Fn(Identity) -> Ve
     upper.map(|(_, path)| path.clone()).collect()
 }
 
-/// What the kernel says that the device is made of: the slaves of md and device-mapper, the disk under a loop device.
+/// Returns what the kernel reports the device to be made of: the components of md and
+/// device-mapper, the disk below a loop device.
 fn below(device: Identity) -> Vec<Identity> {
     let Identity::Block { major, minor } = device else { return Vec::new() };
     let place = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
@@ -94,7 +98,7 @@ fn below(device: Identity) -> Vec<Identity> {
     below
 }
 
-/// The name that people know a mapped device by.
+/// Returns the usual name of a mapped device.
 fn mapped_name(path: &Path) -> PathBuf {
     let name = path.file_name().map(|node| Path::new("/sys/class/block").join(node).join("dm/name"));
     let mapped = name.and_then(|name| fs::read_to_string(name).ok());
@@ -111,7 +115,8 @@ mod tests {
         Identity::Block { major: 8, minor }
     }
 
-    /// The uppermost of the devices with these numbers, where each pair is one device and what it stands on.
+    /// The uppermost of the devices with these numbers. Each pair is a device and what it is
+    /// stacked on.
     fn left(carriers: &[u32], stacks: &[(u32, u32)]) -> Vec<String> {
         let found = carriers.iter().map(|minor| (disk(*minor), PathBuf::from(minor.to_string()))).collect();
         let below = |device| {

@@ -1,7 +1,8 @@
-//! What the machine's own library knows: libblkid, asked through `wipefs` where that is installed. It lists every
-//! signature it finds, with its place, also where several programs would name the device.
+//! Asks the machine's own library, libblkid, through `wipefs` if that is installed. It lists every
+//! signature that it finds, with its place, even if several programs would claim the device.
 //!
-//! The program is run and not linked: a static binary in a container has neither, and our own table is all it needs.
+//! The program is run and not linked: a static binary in a container has neither, and bcached's own
+//! table is all it needs.
 
 use super::{Class, Found};
 use crate::device;
@@ -12,7 +13,7 @@ use std::process::{Command, Stdio};
 
 const PROGRAM: &str = "wipefs";
 
-/// Adds what our own table does not have.
+/// Adds what the own table does not have.
 pub(super) fn find(found: &mut Found<'_>) -> Result<(), Failure> {
     let Some(program) = program() else { return Ok(()) };
     let path = found.device.path();
@@ -46,7 +47,7 @@ pub(super) fn find(found: &mut Found<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Offset, length and type: `0x438,2,ext4`.
+/// Parses offset, length and type: `0x438,2,ext4`.
 fn parse(line: &str) -> Option<(String, u64, usize)> {
     let mut fields = line.trim().split(',');
     let offset = u64::from_str_radix(fields.next()?.strip_prefix("0x")?, 16).ok()?;
@@ -56,7 +57,7 @@ fn parse(line: &str) -> Option<(String, u64, usize)> {
     (fields.next().is_none() && !kind.is_empty() && is_name(kind)).then(|| (kind.to_owned(), offset, length))
 }
 
-/// Where it is; also where an ordinary user's `PATH` does not lead.
+/// Finds the program, also where an ordinary user's `PATH` does not lead.
 fn program() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let usual = ["/usr/sbin", "/sbin"].map(PathBuf::from);

@@ -1,5 +1,5 @@
-//! What else may live on a device: file systems, partition tables, members of arrays, disk images. A device that
-//! carries one of these is not overwritten unasked.
+//! Finds what else may be on a device: file systems, partition tables, members of arrays, disk
+//! images. A device that carries one of these is not overwritten without consent.
 //!
 //! | file | what |
 //! |---|---|
@@ -8,9 +8,10 @@
 //! | `partitions` | partition tables |
 //! | `installed` | what the machine's libblkid knows beyond that |
 //!
-//! The table is about marks, not about valid file systems: a damaged file system is still somebody's. It is the floor,
-//! and a test holds it against the installed `blkid`, type by type. Where util-linux is installed that is asked as
-//! well: what either of the two names is somebody's.
+//! The table is about marks, not about valid file systems: a damaged file system still belongs to
+//! someone. The table is the minimum, and a test compares it with the installed `blkid`, type by
+//! type. If util-linux is installed, it is asked as well: what either of the two finds is
+//! respected.
 
 mod installed;
 mod partitions;
@@ -63,20 +64,20 @@ pub struct Signature {
 const MDADM: Class = Class::Member { removed_by: "mdadm --zero-superblock" };
 const PVREMOVE: Class = Class::Member { removed_by: "pvremove" };
 
-/// How much at either end of a device tells whether something is on it.
+/// How many bytes at either end of a device are checked for unknown data.
 const END_BYTES: u64 = 1 << 20;
 
-/// The signatures on `device`, bcache's own excepted; each type once.
+/// Returns the signatures on `device` except bcache's own; each type once.
 ///
 /// # Errors
-/// The device's, or the installed program that is asked fails.
+/// The device's, or the installed program fails.
 pub fn find(device: &Device) -> Result<Vec<Signature>, Failure> {
     let mut found = own(device)?;
     installed::find(&mut found)?;
     Ok(found.signatures)
 }
 
-/// Those of our own table.
+/// Returns those of bcached's own table.
 fn own(device: &Device) -> Result<Found<'_>, Failure> {
     let mut found = Found { device, signatures: Vec::new() };
     for (kind, class, offset, magic) in table::FIXED {
@@ -87,8 +88,8 @@ fn own(device: &Device) -> Result<Found<'_>, Failure> {
     Ok(found)
 }
 
-/// What `device` holds all the same, on which nothing was found, as a clause: its first or last MiB is not all zeroes, and no
-/// bcache superblock stands there. `None`: nothing.
+/// Says, as a clause, what `device` holds although no signature was found: its first or last MiB is
+/// not all zeroes, and it has no bcache superblock there. `None` if it holds nothing.
 ///
 /// # Errors
 /// The device's.
@@ -116,7 +117,7 @@ fn holds_unknown(device: &Device) -> Result<bool, Failure> {
     Ok(false)
 }
 
-/// What is on a device without a bcache superblock, as a clause; `None`: nothing.
+/// Says, as a clause, what is on a device without a bcache superblock; `None` if nothing is.
 ///
 /// # Errors
 /// As [`find`].
@@ -129,7 +130,7 @@ pub fn described(device: &Device) -> Result<Option<String>, Failure> {
     Ok(Some(format!("it has the mark of {}", kinds.join(", "))))
 }
 
-/// Of a device that holds something of which no kind is known: for whoever is about to overwrite it.
+/// The warning about data of unknown kind on a device that is about to be overwritten.
 const UNKNOWN_DATA: &str = "holds data of no known kind";
 
 struct Found<'a> {
@@ -178,7 +179,8 @@ impl Found<'_> {
         self.signatures.iter().any(|signature| kinds.contains(&signature.kind.as_ref()))
     }
 
-    /// Some of these bytes are a mark of what was found already, and not only in an area that goes with one.
+    /// Whether some of these bytes belong to a mark that was found already. Large areas that are
+    /// only erased together with a mark do not count.
     fn covers(&self, offset: u64, length: usize) -> bool {
         const MARK_MAX: usize = 4096;
         let marks = self.signatures.iter().flat_map(|signature| &signature.marks);

@@ -1,4 +1,4 @@
-//! Partition tables. A boot sector of a file system carries the mark of one, too.
+//! Partition tables. The boot sector of a file system has the mark of one, too.
 
 use super::{Class, Found};
 use crate::device;
@@ -8,7 +8,7 @@ use Class::Content;
 
 const BOOT_MARK_AT: u64 = 510;
 
-/// All of them, after the file systems.
+/// Finds all of them, after the file systems.
 pub(super) fn find(found: &mut Found<'_>) -> Result<(), Failure> {
     let sector = device::read(found.device, 0, 512)?;
     gpt(found)?;
@@ -19,7 +19,8 @@ pub(super) fn find(found: &mut Found<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The first header, and the second one, which is at the end, or where the end was when the table was written.
+/// Finds the first header and the second one, which is at the end, or where the end was when the
+/// table was written.
 fn gpt(found: &mut Found<'_>) -> Result<(), Failure> {
     const MAGIC: &[u8] = b"EFI PART";
     const OTHER: usize = 32;
@@ -42,7 +43,7 @@ fn gpt(found: &mut Found<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The block of the driver descriptor says how large blocks are; the map begins in the next one.
+/// The block of the driver descriptor has the block size; the map begins in the next block.
 fn mac(found: &mut Found<'_>, sector: &[u8]) -> Result<(), Failure> {
     if !sector.starts_with(b"ER") {
         return Ok(());
@@ -55,7 +56,7 @@ fn mac(found: &mut Found<'_>, sector: &[u8]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Two bytes, and a sum over the sector.
+/// Two bytes, and a checksum over the sector.
 fn sun(found: &mut Found<'_>, sector: &[u8]) {
     const MARK: usize = 508;
     let sum = sector.chunks_exact(2).fold(0, |sum, word| sum ^ u16::from_be_bytes([word[0], word[1]]));
@@ -64,7 +65,8 @@ fn sun(found: &mut Found<'_>, sector: &[u8]) {
     }
 }
 
-/// No mark at all: the size of the disk, and partitions with a flag and a name of three letters that lie within it.
+/// There is no mark: only the size of the disk, and partitions with a flag and a name of three
+/// letters that lie within the disk.
 fn atari(found: &mut Found<'_>, sector: &[u8]) {
     const SIZE: usize = 0x1C2;
     const FIRST: usize = 0x1C6;
@@ -82,8 +84,8 @@ fn atari(found: &mut Found<'_>, sector: &[u8]) {
     }
 }
 
-/// Of a GPT the mark is that of its protective table, of some file systems that of the boot sector; alone it is that of a
-/// table with four entries.
+/// The mark of a boot sector: with a GPT it belongs to its protective table, with some file systems
+/// to their boot sector. Alone it is that of a table with four entries.
 fn boot_mark(found: &mut Found<'_>, sector: &[u8]) {
     if sector.get(510..512) != Some(&[0x55, 0xAA]) {
         return;

@@ -1,5 +1,5 @@
-//! Marks that need more than a fixed offset: those at a device's end, those of two bytes, those that several types
-//! share, and copies.
+//! Finds marks that need more than a fixed offset: those at a device's end, those of two bytes,
+//! those that several types share, and copies.
 
 use super::{Class, Found, MDADM};
 use crate::device;
@@ -8,7 +8,7 @@ use bcached_format::{RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, units::
 
 use Class::Content;
 
-/// All of them. Those that others may hide come last.
+/// Finds all of them. Those that others may hide come last.
 pub(super) fn find(found: &mut Found<'_>) -> Result<(), Failure> {
     ext(found)?;
     swap(found)?;
@@ -43,14 +43,14 @@ fn be32(bytes: &[u8], at: usize) -> u32 {
     le32(bytes, at).swap_bytes()
 }
 
-/// The ext family shares a magic; which one it is follows from the features, as the mount would see it.
+/// The ext family shares a magic; the features tell which one it is, as for a mount.
 fn ext(found: &mut Found<'_>) -> Result<(), Failure> {
     const SUPERBLOCK: u64 = 0x400;
     const MAGIC: usize = 0x38;
     const HAS_JOURNAL: u32 = 0x4;
     const JOURNAL_DEVICE: u32 = 0x8;
     const TEST_FILESYSTEM: u32 = 0x4;
-    // What ext3 understands: filetype, recover, meta_bg; sparse_super, large_file, btree_dir.
+    // What ext3 supports: filetype, recover, meta_bg; sparse_super, large_file, btree_dir.
     const EXT3_INCOMPAT: u32 = 0x16;
     const EXT3_RO_COMPAT: u32 = 0x7;
     let bytes = device::read(found.device, SUPERBLOCK, 0x200)?;
@@ -73,7 +73,7 @@ fn ext(found: &mut Found<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The mark stands in the last ten bytes of the first page, whatever page size the machine had.
+/// The mark is in the last ten bytes of the first page, whatever page size the machine had.
 fn swap(found: &mut Found<'_>) -> Result<(), Failure> {
     for page in [4096, 8192, 16384, 32768, 65536] {
         for magic in [b"SWAPSPACE2", b"SWAP-SPACE"] {
@@ -87,7 +87,7 @@ fn swap(found: &mut Found<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// md has four places for its superblock; the oldest kind is written in the byte order of its machine.
+/// md has four places for its superblock; the oldest kind is in the byte order of its machine.
 fn md(found: &mut Found<'_>) -> Result<(), Failure> {
     const KIND: &str = "linux_raid_member";
     const MAGIC: &[u8] = b"\xfc\x4e\x2b\xa9";
@@ -104,7 +104,7 @@ fn md(found: &mut Found<'_>) -> Result<(), Failure> {
     found.mark_if(KIND, MDADM, ((sectors - 16) & !7) * 512, MAGIC)
 }
 
-/// The RAIDs of firmware keep what they know in the last sectors.
+/// Firmware RAIDs keep their metadata in the last sectors.
 fn firmware_raid(found: &mut Found<'_>) -> Result<(), Failure> {
     const VIA: usize = 51;
     const PROMISE: [u64; 13] = [16, 63, 255, 256, 399, 591, 675, 735, 911, 951, 974, 991, 3087];
@@ -127,7 +127,7 @@ fn firmware_raid(found: &mut Found<'_>) -> Result<(), Failure> {
     }
     let Some(at) = device::length(found.device).checked_sub(512) else { return Ok(()) };
     let via = device::read(found.device, at, VIA)?;
-    // The mark is that of a boot sector: a version and a sum tell it from one.
+    // The mark is that of a boot sector: a version and a checksum distinguish it.
     let is_via = |via: &[u8; VIA]| {
         let sum = via[..VIA - 1].iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte));
         via[..2] == [0x55, 0xAA] && via[2] <= 2 && sum == via[VIA - 1]
@@ -155,8 +155,9 @@ fn drbd(found: &mut Found<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// ZFS has four labels, two at each end, and no mark in them but the ring of uberblocks. Any one of the labels is enough
-/// to import a pool: they go together, whole, so that nothing but the name of what was there is left.
+/// ZFS has four labels, two at each end, whose only mark is the ring of uberblocks. Any one label
+/// is enough to import a pool. So all four are erased together and entirely: nothing but the name
+/// of what was there is left.
 fn zfs(found: &mut Found<'_>) -> Result<(), Failure> {
     const KIND: &str = "zfs_member";
     const LABEL: u64 = 256 << 10;
@@ -185,7 +186,7 @@ fn zfs(found: &mut Found<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The two share a magic and are told apart by the number of their format.
+/// The two share a magic; the format number distinguishes them.
 fn gfs(found: &mut Found<'_>) -> Result<(), Failure> {
     const AT: u64 = 0x10000;
     let bytes = device::read(found.device, AT, 32)?;
@@ -225,7 +226,7 @@ fn ufs_and_sysv(found: &mut Found<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Marks of two bytes, which chance makes as well: the fields around them must make sense.
+/// Marks of two bytes, which also occur by chance: the fields around them must be plausible.
 fn small_marks(found: &mut Found<'_>) -> Result<(), Failure> {
     let start = device::read(found.device, 0, 512)?;
     if start.starts_with(b"HM") && matches!(le16(&start, 2), 1 | 2) {
@@ -240,10 +241,11 @@ fn small_marks(found: &mut Found<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Where the magic stands depends on the version, and the byte order is that of the machine.
+/// The place of the magic depends on the version, and the byte order is that of the machine.
 fn minix(found: &mut Found<'_>, superblock: &[u8]) {
     const OLD: [u16; 4] = [0x137F, 0x138F, 0x2468, 0x2478];
-    // The magic, the blocks of both bit maps, and the logarithm of the zone's size, which is never but 0.
+    // The magic, the blocks of both bit maps, and the logarithm of the zone's size, which is always
+    // 0.
     let mut look = |magics: &[u16], [magic, maps, more_maps, zone]: [usize; 4]| {
         for read in [le16, be16] {
             let is_sane = read(superblock, maps) != 0 && read(superblock, more_maps) != 0;
@@ -256,7 +258,7 @@ fn minix(found: &mut Found<'_>, superblock: &[u8]) {
     look(&[0x4D5A], [24, 6, 8, 12]);
 }
 
-/// Its second superblock, with the revision and the size that such a one has.
+/// Its second superblock, with the revision and the size that such a superblock has.
 fn nilfs_at_end(found: &mut Found<'_>) -> Result<(), Failure> {
     const BLOCK: u64 = 4096;
     let blocks = device::length(found.device) / BLOCK;
@@ -270,7 +272,7 @@ fn nilfs_at_end(found: &mut Found<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A log has no place of its own: one of its records begins at some sector near the start.
+/// A log has no fixed place: one of its records begins at some sector near the start.
 fn xfs_log(found: &mut Found<'_>) -> Result<(), Failure> {
     const LOOKED_AT: usize = 256 << 10;
     let bytes = device::read(found.device, 0, LOOKED_AT)?;
@@ -282,7 +284,7 @@ fn xfs_log(found: &mut Found<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A FAT whose maker wrote no name: a jump, the mark of a boot sector, and a geometry that can be.
+/// A FAT without the name of its type: a jump, the mark of a boot sector, and a plausible geometry.
 fn bare_fat(found: &mut Found<'_>) -> Result<(), Failure> {
     let bytes = device::read(found.device, 0, 512)?;
     let is_fat = matches!(bytes.first(), Some(0xEB | 0xE9))
@@ -298,8 +300,9 @@ fn bare_fat(found: &mut Found<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Its superblock has a place and, before its own, a magic in common with bcache's: what tells them apart is the list of
-/// the superblock's copies, which stands within it and in the sector before.
+/// The superblock is at the same place as bcache's, and beside its own magic it may have one in
+/// common with it. What distinguishes them is the list of the superblock's copies, which is within
+/// it and in the sector before.
 fn bcachefs(found: &mut Found<'_>) -> Result<(), Failure> {
     const KIND: &str = "bcachefs";
     const LAYOUT_SECTOR: u64 = 7;
@@ -323,7 +326,7 @@ fn bcachefs(found: &mut Found<'_>) -> Result<(), Failure> {
         found.mark(KIND, Content, at + MAGIC, 16);
         layouts.push(bytes[RawSuperblock::LAYOUT_OF_BCACHEFS..][..LAYOUT_BYTES].to_vec());
     }
-    // Where the copies are unless a list says it.
+    // The default places of the copies.
     let mut copies = vec![2 << 20, device::length(found.device).saturating_sub(END)];
     for layout in &layouts {
         let listed = layout.get(LIST..).unwrap_or_default().chunks_exact(8);
@@ -344,8 +347,8 @@ fn bcachefs(found: &mut Found<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Second superblocks go with the first one. Alone they count where nothing else is on the device: who made that may
-/// have left them.
+/// Second superblocks count with the first one. Alone they count only if nothing else was found on
+/// the device: a program that formatted it later may have left them behind.
 fn copies(found: &mut Found<'_>) -> Result<(), Failure> {
     const COPIES: &[(&str, u64, &[u8])] = &[
         ("f2fs", 0x1400, b"\x10\x20\xf5\xf2"),

@@ -1,4 +1,4 @@
-//! As little of each type as `blkid` needs to name it.
+//! Recipes for minimal devices: as little of each type as `blkid` needs to name it.
 
 use super::super::device;
 
@@ -8,7 +8,7 @@ pub(super) const BYTES: u64 = 256 << 20;
 /// Bytes at their offsets; a negative offset counts from the end.
 type Pieces = Vec<(i64, Vec<u8>)>;
 
-/// A structure whose fields are put one by one.
+/// A structure whose fields are set one by one.
 struct Block(Vec<u8>);
 
 impl Block {
@@ -41,7 +41,7 @@ impl Block {
         self.put(at, &value.to_be_bytes())
     }
 
-    /// Puts a sum over `range` of itself.
+    /// Puts a checksum over `range` of the block at `at`.
     fn summed(self, at: usize, range: std::ops::Range<usize>, polynomial: u32, start: u32, end: u32) -> Self {
         let sum = crc(&self.0[range], polynomial, start) ^ end;
         self.le32(at, sum)
@@ -61,7 +61,7 @@ fn mark(at: i64, bytes: &[u8]) -> Pieces {
     vec![(at, bytes.to_vec())]
 }
 
-/// The type, and what makes it; a type may have several.
+/// Returns each type with its pieces; a type may have several recipes.
 pub(super) fn all() -> Vec<(&'static str, Pieces)> {
     [plain(), raids(), file_systems(), fat_and_windows(), at_the_end(), tables()].concat()
 }
@@ -302,7 +302,7 @@ fn of_many_places() -> Vec<(&'static str, Pieces)> {
 
 const UFS: [u32; 6] = [0x0001_1954, 0x1954_0119, 0x0019_5612, 0x0009_5014, 0x0061_2195, 0x0523_1994];
 
-/// With the first node of its root, in which the name of the volume would be.
+/// Includes the first node of its root, which would hold the name of the volume.
 fn befs(place: i64, bytes: fn(u32) -> [u8; 4]) -> Pieces {
     let fields = [
         (32, 0x4246_5331),
@@ -317,7 +317,7 @@ fn befs(place: i64, bytes: fn(u32) -> [u8; 4]) -> Pieces {
     ];
     let block = fields.into_iter().chain([(0x54, 0x434C_454E), (0x70, 0x15B6_830E)]);
     let block = block.fold(Block::new(512), |block, (at, value)| block.put(at, &bytes(value)));
-    // The root is block 1: two halves of a word, in the order of the machine.
+    // The root is block 1: two halves of a word, in the byte order of the machine.
     let root =
         if bytes(1)[0] == 1 { block.le16(0x78, 1).le16(0x7A, 1) } else { block.be16(0x78, 1).be16(0x7A, 1) };
     [mark(place, &root.0), mark(4096, &bytes(0x3BBE_0AD9))].concat()
@@ -442,7 +442,7 @@ fn tables() -> Vec<(&'static str, Pieces)> {
     all
 }
 
-/// A sparse file of [`BYTES`] that holds `pieces`, open as a device that may be written.
+/// A sparse file of [`BYTES`] that holds `pieces`, open as a writable device.
 pub(super) fn device(pieces: &Pieces) -> (tempfile::NamedTempFile, device::Device) {
     use std::os::unix::fs::FileExt as _;
     let file = tempfile::NamedTempFile::new().expect("a file");

@@ -4,7 +4,7 @@ use super::{Class, PVREMOVE};
 
 use Class::Content;
 
-/// Type, class, offset, bytes. Where one of two bytes is all there is, [`super::places`] looks at more.
+/// Type, class, offset, bytes. If a mark has only two bytes, [`super::places`] checks more.
 pub(super) const FIXED: &[(&str, Class, u64, &[u8])] = &[
     // File systems.
     ("xfs", Content, 0, b"XFSB"),

@@ -1,4 +1,4 @@
-//! The table against itself, and against the installed `blkid`.
+//! Tests the table against itself, and against the installed `blkid`.
 
 use super::recipes;
 use super::table::FIXED;
@@ -13,7 +13,7 @@ use std::io::{Seek as _, SeekFrom, Write as _};
 use std::path::Path;
 use std::process::Command;
 
-/// The types found on a file of 8 MiB that holds `marks`.
+/// Returns the types found on a file of 8 MiB that holds `marks`.
 fn types(marks: &[(u64, &[u8])]) -> Vec<String> {
     let mut file = tempfile::NamedTempFile::new().expect("a file");
     file.as_file().set_len(8 << 20).expect("a size");
@@ -72,7 +72,7 @@ fn bcachefs_is_no_bcache_though_it_once_had_its_magic() {
     let old = bcached_format::superblock::MAGIC.0;
     let new = *b"\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef";
     for magic in [old, new] {
-        // The list of copies: two of them, one at an odd place.
+        // The list of copies: two of them, one at an unusual place.
         let mut layout = magic.to_vec();
         layout.extend([0, 11, 2, 0, 0, 0, 0, 0]);
         layout.extend([8_u64, 5000].map(u64::to_le_bytes).concat());
@@ -127,7 +127,7 @@ fn every_type_is_found_wherever_it_stands() {
     }
 }
 
-/// A tool of util-linux; `None`, and a line: it is not here.
+/// A tool of util-linux; `None`, with a line of output, if it is not installed.
 fn tool(name: &str) -> Option<Command> {
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     if !std::env::split_paths(&path).any(|folder| folder.join(name).is_file()) {
@@ -139,13 +139,13 @@ fn tool(name: &str) -> Option<Command> {
     Some(command)
 }
 
-/// The words that a tool prints.
+/// Returns the words that a tool prints.
 fn words(mut command: Command, arguments: &[&str], path: Option<&Path>) -> BTreeSet<String> {
     let ran = command.args(arguments).args(path).output().expect("runs");
     String::from_utf8_lossy(&ran.stdout).split_whitespace().map(str::to_owned).collect()
 }
 
-/// What the installed libblkid names on a device, several programs' kinds as well.
+/// Returns what the installed libblkid names on a device, including the types of several programs.
 fn named_by_blkid(path: &Path) -> Option<BTreeSet<String>> {
     let mut named = words(tool("wipefs")?, &["--noheadings", "--output", "TYPE"], Some(path));
     named.extend(words(tool("blkid")?, &["-p", "-o", "value", "-s", "TYPE", "-s", "PTTYPE"], Some(path)));
@@ -154,7 +154,8 @@ fn named_by_blkid(path: &Path) -> Option<BTreeSet<String>> {
     Some(named)
 }
 
-/// Each type that the installed `blkid` knows is made here, and whatever it names then is in the table.
+/// The table has whatever `blkid` names. A device is made for each type that the installed `blkid`
+/// knows.
 #[test]
 fn the_table_has_what_the_installed_blkid_names() {
     let Some(known) = tool("blkid").map(|blkid| words(blkid, &["-k"], None)) else { return };
@@ -163,7 +164,8 @@ fn the_table_has_what_the_installed_blkid_names() {
         let (file, device) = recipes::device(&pieces);
         let Some(named) = named_by_blkid(file.path()) else { return };
         let found = own(&device).expect("reads").signatures;
-        // The boot sector of an NTFS is that of a partition table as well, for some: its mark is the file system's.
+        // For some, the boot sector of an NTFS is that of a partition table as well: its mark
+        // belongs to the file system.
         let is_found =
             |name: &String| found.iter().any(|has| has.kind == *name) || name == "dos" && kind == "ntfs";
         let missing: Vec<_> = named.iter().filter(|name| !is_found(name)).collect();
@@ -171,14 +173,15 @@ fn the_table_has_what_the_installed_blkid_names() {
         seen.extend(named);
     }
     let newer = known.difference(&seen).collect::<Vec<_>>();
-    // A newer one knows more, and is asked for that where it is installed.
+    // A newer `blkid` knows more, and is asked for that where it is installed.
     println!("known to the installed blkid alone: {newer:?}");
     let ours: BTreeSet<_> = recipes::all().into_iter().map(|(kind, _)| kind.to_owned()).collect();
     let unmade: Vec<_> = ours.intersection(&known).filter(|kind| !seen.contains(*kind)).collect();
     assert!(unmade.is_empty(), "blkid knows these and does not name what is made here: {unmade:?}");
 }
 
-/// Without the option it is refused, with it every mark is gone: `blkid` names nothing but bcache then.
+/// Without the option each type is refused. With it every mark is erased: `blkid` then names
+/// nothing but bcache.
 #[test]
 fn what_may_go_is_gone_as_blkid_sees_it() {
     use bcached_format::{BackingFormat, BackingSuperblock, CacheMode, Uuid};

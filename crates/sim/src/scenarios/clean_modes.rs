@@ -34,6 +34,7 @@ super::scenarios! {
 /// old block, until it is evicted. (A user demonstrated it with two shell scripts, in less than a
 /// second.)
 fn a_read_miss_overtaken_by_a_bypass_write_leaves_no_old_copy() {
+    // Proves invariant D34.
     let (mut stage, _) = bench(geometry(vec![16384], AROUND), quiet());
     let late = DiskFault::Late(100 * MILLISECOND);
     trouble(&mut stage, 1, OpKind::Read, DATA_START..DATA_START + 8, 1, late);
@@ -67,6 +68,7 @@ fn a_read_miss_during_a_bypass_write_leaves_no_old_copy() {
 /// Two programs write overlapping ranges of one file at once. The disk applies one order and the
 /// cache another: what is read depends on what the cache still holds, permanently.
 fn overlapping_write_throughs_leave_cache_and_disk_the_same() {
+    // Proves invariant D34.
     for seed in 0..8 {
         let (mut stage, _) = unstarted(geometry(vec![16384], THROUGH), quiet(), seed);
         stage.start().unwrap();
@@ -80,6 +82,7 @@ fn overlapping_write_throughs_leave_cache_and_disk_the_same() {
 
 /// A volume is in write-around mode, and the cache holds an old clean copy of a block that is now
 /// written durably. The power fails. The key of the old copy must not come back with the tree.
+/// Proves invariant D22.
 fn an_old_clean_copy_does_not_come_back_over_newer_data() {
     let (mut stage, _) = bench(geometry(vec![16384], AROUND), quiet());
     warm(&mut stage, 0..64);
@@ -103,6 +106,7 @@ fn a_crash_in_a_bypass_write_leaves_no_copy_that_differs_from_the_disk() {
 /// The cache holds a clean copy of a block, then newer dirty data whose key is not in the journal
 /// yet. The SSD refuses the next write of the block, so the write goes to the disk. A power cut
 /// loses both recent keys, and the day-old clean copy would hide the newest data.
+/// Proves invariant D23.
 fn a_write_that_the_cache_refuses_passes_no_dirty_data_that_a_crash_would_forget() {
     let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
     warm(&mut stage, 0..64);
@@ -118,7 +122,7 @@ fn a_write_that_the_cache_refuses_passes_no_dirty_data_that_a_crash_would_forget
 
 /// An SSD fails to write a block of data, once. If it were indexed all the same, its place would be
 /// read, with whatever was there before. In write-back mode the data goes to the disk instead; in
-/// write-through mode it is there anyway.
+/// write-through mode it is there anyway. Proves invariant D1.
 fn a_failed_write_to_the_cache_is_not_indexed() {
     for mode in [THROUGH, BACK] {
         let (mut stage, bench) = bench(geometry(vec![16384], mode), quiet());
@@ -164,6 +168,7 @@ fn each_clean_mode(mut tell: impl FnMut(&mut Stage, Mode)) {
 /// The SSD dies under a mounted root file system, and holds nothing but clean copies. No client
 /// sees an error. The SSD comes back at the next start, and its copies are outdated.
 fn a_cache_that_dies_in_a_clean_mode_is_not_missed_and_its_copies_never_come_back() {
+    // Proves invariant D38.
     each_clean_mode(|stage, mode| {
         stage.device(0).gone = true;
         stage

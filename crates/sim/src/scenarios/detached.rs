@@ -23,6 +23,7 @@ super::scenarios! {
 /// that it has no cache, so the write goes to the disk alone. The SSD is slow at that moment, and
 /// the power fails before its table has forgotten the volume. The cache holds copies under the
 /// number that is still in the table, and they are older than what the disk holds.
+/// Proves invariant D16.
 fn a_volume_that_the_table_still_knows_after_a_detach_is_not_believed() {
     let (mut stage, bench) = bench(geometry(vec![16384], BACK), quiet());
     keep(&mut stage, 0..64);

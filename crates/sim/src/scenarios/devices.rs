@@ -31,6 +31,7 @@ super::scenarios! {
 /// would have detached the disk meanwhile and served it with last week's content. Here the volume
 /// refuses requests, and loses nothing.
 fn a_cache_that_dies_while_dirty_and_returns_has_lost_nothing() {
+    // Proves invariant D37.
     let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
     keep(&mut stage, 0..64);
     stage.device(0).gone = true;
@@ -128,6 +129,7 @@ fn a_set_that_lost_a_backing_device_keeps_its_dirty_data_until_it_returns() {
 /// there can still be read, and its writes fail with an error. The volume that has none goes on as
 /// if it had no cache.
 fn a_cache_that_takes_no_more_writes_is_still_read_and_clean_volumes_go_on() {
+    // Proves invariant D36.
     let (mut stage, _) = bench(geometry(vec![4096, 4096], BACK_LAST), quiet());
     for volume in [0, 1] {
         stage.together(vec![write_to(volume, 0..64), write_to(volume, 640..648)]).unwrap();
@@ -147,6 +149,7 @@ fn a_cache_that_takes_no_more_writes_is_still_read_and_clean_volumes_go_on() {
 /// A device fails in the middle of everything, permanently or once, and no client may wait forever:
 /// every request is answered, whatever the answer, and the set stops.
 fn no_failure_of_a_device_leaves_anybody_waiting() {
+    // Proves invariant L1.
     // The drawn steps request single sectors.
     let small = Geometry { block_sectors: 1, ..small(vec![4096], BACK) };
     let kinds = [OpKind::Read, OpKind::Write, OpKind::Flush];

@@ -48,7 +48,7 @@ fn write_back_calls_nothing_clean_before_the_backing_device_is_flushed() {
 
 /// The daemon dies after it has written *dirty* to a disk with a volatile cache, without a flush.
 /// The next daemon reads *dirty* there, a database commits, and then the power fails. The disk
-/// would say *clean*, and the cache of a clean disk may be removed.
+/// would say *clean*, and the cache of a clean disk may be removed. Proves invariant D14.
 fn a_state_that_a_dead_process_has_written_is_not_relied_on_before_it_is_durable() {
     let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
     let says_dirty = |op: &OpView| op.disk.0 == 1 && op.sectors.start == SUPERBLOCK_SECTOR && op.completed;
@@ -67,6 +67,7 @@ fn a_state_that_a_dead_process_has_written_is_not_relied_on_before_it_is_durable
 /// A kernel writes *dirty* together with its first dirty data and flushes neither, and the power
 /// fails: the set knows of dirty data, and the disk says *clean*. The daemon serves the volume.
 /// From then on the disk durably says *dirty*, before the cache can be removed.
+/// Proves invariant D14.
 fn a_disk_says_dirty_durably_before_anybody_uses_what_is_dirty_on_it() {
     let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
     keep(&mut stage, 0..8);
@@ -83,6 +84,7 @@ fn a_disk_says_dirty_durably_before_anybody_uses_what_is_dirty_on_it() {
 /// Then the power fails: the entry before is the newest again, and what it refers to, at least the
 /// priorities, would have been overwritten.
 fn a_start_makes_durable_what_it_has_read_before_it_writes_anything() {
+    // Proves invariant D41.
     let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
     stage.together((0..32).map(|at| write(at * 64..at * 64 + 8)).collect()).unwrap();
     stage.crash(Crash::ProcessDeath, Survivors::Everything);
@@ -101,7 +103,7 @@ fn a_start_makes_durable_what_it_has_read_before_it_writes_anything() {
 
 /// The daemon is killed, and what it had acknowledged is only in the note. The next daemon makes
 /// the data durable and replays; then a flush of the SSD fails, and it gives up. If the note were
-/// void by then, the daemon after that would know nothing of the writes.
+/// void by then, the daemon after that would know nothing of the writes. Proves invariant D32.
 fn a_flush_that_fails_in_a_replay_takes_nothing_from_the_note() {
     let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
     stage.ask(write(0..64)).unwrap();
@@ -117,7 +119,7 @@ fn a_flush_that_fails_in_a_replay_takes_nothing_from_the_note() {
 
 /// A disk's flush fails and drops what it covered. A database tries again, and the flush succeeds.
 /// The data that it wrote in write-through mode is still in the cache: if it were read from there,
-/// it would be trusted, and lost when its bucket is reused.
+/// it would be trusted, and lost when its bucket is reused. Proves invariant D27.
 fn a_good_flush_after_a_failed_one_brings_nothing_back() {
     let (mut stage, _) = bench(geometry(vec![16384], THROUGH), quiet());
     stage.ask(FLUSH).unwrap();
@@ -177,7 +179,7 @@ fn a_flush_that_fails_in_the_middle_of_write_back_loses_nothing() {
 
 /// A worn SSD fails a flush and loses what it covered: in place of acknowledged data there is now
 /// what was there before, perhaps another volume's data. No client may read that, neither now nor
-/// through the note at the next start.
+/// through the note at the next start. Proves invariant D31 and invariant D32.
 fn what_a_failed_flush_of_the_cache_took_is_not_read() {
     let mut stage = stage();
     stage.ask(write(0..64)).unwrap();

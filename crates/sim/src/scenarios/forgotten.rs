@@ -147,6 +147,7 @@ fn a_deleted_volume_s_number_is_not_another_s() {
 /// the new size. When it is grown to its old size or beyond, what was cut off behind an end reads
 /// as zeroes.
 fn a_volume_in_the_cache_alone_has_the_old_size_or_the_new_one() {
+    // Proves invariant D48.
     const KEPT: u64 = 1024;
     const FULL: u64 = 2048;
     let label = Label::from_text("scratch").unwrap();

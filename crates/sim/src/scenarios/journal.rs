@@ -46,7 +46,9 @@ super::scenarios! {
 /// that leaf is finally written to free journal space. The replayed keys are added to leaves that
 /// already hold most of them. So many of those split that the root splits too, with no more room in
 /// the journal than there was. (Kernels hung here, at every start from then on.)
+/// Proves invariant D8.
 fn a_full_journal_is_replayed_though_leaves_and_root_split() {
+    // Proves invariant L6.
     // Keys under one root, which has room for some twenty more children.
     const KEYS: u64 = 9200;
     // The gap, the reserve for entries that free others, and the free buckets at which leaves are
@@ -179,6 +181,7 @@ fn entries(stage: &mut Stage) -> Vec<(u64, u64)> {
 /// bucket. A start that took the damaged entry for the end of the journal applied older keys over
 /// newer leaves, silently.
 fn a_start_does_not_take_a_damaged_entry_for_the_end_of_the_journal() {
+    // Proves invariant D42.
     let mut stage = stage();
     // Each process begins in the next bucket.
     for round in 0..8 {
@@ -195,6 +198,7 @@ fn a_start_does_not_take_a_damaged_entry_for_the_end_of_the_journal() {
 /// The same with entries that are needed: nothing else tells what one of them contained. The start
 /// is refused and changes nothing: with the bit restored, all data is there.
 fn a_start_without_an_entry_that_is_needed_is_refused() {
+    // Proves invariant D42.
     // Large enough that the journal has room for keys whose leaves are not written yet.
     let (mut stage, _) = bench(Geometry { buckets: 2000, ..geometry(vec![4096], BACK) }, quiet());
     let mut refused = 0;
@@ -219,6 +223,7 @@ fn a_start_without_an_entry_that_is_needed_is_refused() {
 /// The power fails during a start behind a damaged entry that is not needed. The needed entries are
 /// still behind it, and no longer in the bucket of the newest entry or the next one.
 fn a_start_behind_a_damaged_entry_may_be_cut_short() {
+    // Proves invariant D42.
     for survivors in [Survivors::Everything, Survivors::Nothing] {
         let ended = (0..40).find(|tenth| {
             let mut stage = behind_damage();
@@ -368,7 +373,7 @@ fn what_cannot_be_read_of_a_former_journal_keeps_no_new_set_from_starting() {
 /// knowledge of that note: under a kernel, or under a daemon with its note elsewhere. New data is
 /// written. Then the daemon returns and finds its note. The note belongs to a history that has
 /// moved on, and must not put its old data over the new. (Seen with a kernel in between: two
-/// hundred sectors reverted by a day.)
+/// hundred sectors reverted by a day.) Proves invariant D7.
 fn a_note_that_comes_back_after_others_ran_the_set_is_void() {
     let mut stage = stage();
     stage.ask(write(0..64)).unwrap();
@@ -391,7 +396,7 @@ fn a_note_that_comes_back_after_others_ran_the_set_is_void() {
 
 /// All devices of a set are copied after a stop. The copy is served, and its daemon is killed; the
 /// original continues independently. Both have been started equally often, and once the note of the
-/// copy applied its keys over those of the original.
+/// copy applied its keys over those of the original. Proves invariant D7.
 fn the_note_of_a_copy_is_not_believed_by_the_original() {
     let mut stage = stage();
     keep(&mut stage, 0..64);
@@ -420,6 +425,7 @@ fn the_note_of_a_copy_is_not_believed_by_the_original() {
 
 /// A cleanup job removes the note's file, and the daemon is killed. What was acknowledged since
 /// then is still there, and so is everything else once another file has taken its place.
+/// Proves invariant D6.
 fn what_is_acknowledged_while_the_note_is_gone_outlives_the_process() {
     for is_replaced in [false, true] {
         let mut stage = stage();

@@ -92,7 +92,7 @@ fn at_operation(mut left: u32) -> impl FnMut(&OpView) -> bool + 'static {
 
 /// Over the years a cache has had as many volumes as its table has slots. A kernel accepts no more
 /// then; bcached reuses the slot of a volume that is gone, whose copies in the cache are older than
-/// the disk. The power fails at every moment of that.
+/// the disk. The power fails at every moment of that. Proves invariant D18.
 fn a_slot_that_is_used_again_holds_nothing_of_before() {
     for survivors in [Survivors::Nothing, Survivors::Everything, Survivors::Seeded(1)] {
         let mut moments = 0;
@@ -133,7 +133,7 @@ fn a_slot_is_used_again_beside_requests() {
 
 /// A database drops a table: one discard covers dirty, clean and uncached data, and the power fails
 /// when the disk has carried it out. A read may then return old data or nothing, but never one of
-/// them from the cache and later the other from the disk.
+/// them from the cache and later the other from the disk. Proves invariant D25.
 fn a_discard_across_dirty_and_clean_data_leaves_one_content() {
     for (survivors, crash) in [
         (Survivors::Nothing, Crash::PowerCut),

@@ -35,6 +35,7 @@ async fn shrink(set: CacheSet, sectors: u64) -> Result<(), Error> {
 /// written. The same command shrinks it again; after that only the disk has the data behind the
 /// end.
 fn a_shrink_that_the_power_ends_has_lost_nothing() {
+    // Proves invariant D46.
     let mut cuts = 0;
     for survivors in FATES {
         for nth in 0.. {

@@ -112,6 +112,7 @@ fn use_the_other(stage: &mut Stage, sectors: u64, end: u64) {
 /// flight. The other volume is written and read completely, in any mode, with more data than the
 /// cache can hold. The cached part of the waiting volume can be read. Then everything is answered.
 fn a_disk_that_stalls_under_write_through_holds_up_no_other_volume() {
+    // Proves invariant L8.
     for mode in [Mode::Writethrough, Mode::Writearound, Mode::Writeback] {
         let (mut stage, bench) = bench(small(vec![4096, 16384], THROUGH), quiet());
         stage.ask(Step::Mode { volume: 1, mode }).unwrap();
@@ -259,6 +260,7 @@ fn two_volumes() -> (Stage, std::rc::Rc<Bench>) {
 /// Other requests to this volume go on too, except for flushes behind the lost one, because only
 /// one runs at a time. Neither a kill nor a power cut loses anything promised.
 fn a_disk_that_never_answers_holds_up_no_other_volume_and_loses_nothing() {
+    // Proves invariant L8.
     let place: Range<u64> = 256..320;
     let lost = [(OpKind::Read, read(place.clone())), (OpKind::Write, write(place)), (OpKind::Flush, FLUSH)];
     for (on, asked) in lost {

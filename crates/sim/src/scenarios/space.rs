@@ -55,6 +55,7 @@ fn a_bucket_is_not_reused_while_a_large_read_of_it_is_in_flight() {
 
 /// A generation has eight bits, and a cache that is used for years wraps it around. Keys from long
 /// ago that were not accessed since must not pass for current ones: their buckets hold other data.
+/// Proves invariant D12.
 fn a_pointer_from_before_the_generations_went_round_is_not_believed() {
     let geometry = Geometry { buckets: 520, ..packed(vec![4096, 32768], THROUGH) };
     let (mut stage, _) = bench(geometry, quiet());
@@ -81,7 +82,7 @@ fn a_pointer_from_before_the_generations_went_round_is_not_believed() {
 /// A cache is full of dirty data, and in many buckets only one old extent is still live. These
 /// extents are moved together and their buckets reused; the power fails as the first of those is
 /// written. Whatever survives of that, the old extent is there: in its new place, with a key that
-/// points to it.
+/// points to it. Proves invariant D10.
 fn a_bucket_whose_last_dirty_extent_was_moved_away_is_reused() {
     // Number of buckets with one old extent. With the other data they leave so few free buckets
     // that data is moved at once.
@@ -124,6 +125,7 @@ fn a_bucket_whose_last_dirty_extent_was_moved_away_is_reused() {
 /// the journal for that, so the journal must go on until the allocator has ended (found as a stop
 /// that never ended).
 fn a_stop_waits_for_the_allocator_before_it_ends_the_journal() {
+    // Proves invariant L1.
     const LATE: u64 = 1000 * MILLISECOND;
     let mut met = 0;
     for count in 20..40 {

@@ -227,6 +227,7 @@ fn a_set_behind_a_lost_one_is_not_overlooked() {
 
 /// The power fails while a set is appended to a leaf, and only the first half of the write is on
 /// the device. That is not a valid set, the leaf can be read, and the keys are in the journal.
+/// Proves invariant D2.
 fn a_torn_append_to_a_leaf_is_no_set() {
     let (mut stage, _) = forest(BACK);
     for leaf in nodes(&mut stage).into_iter().filter(|node| node.level == 0) {

@@ -32,7 +32,7 @@ use std::sync::OnceLock;
 pub(super) struct Shrunk(OnceLock<IoErrorKind>);
 
 impl Device {
-    /// Fails if the device was seen shorter, or gone, before. Makes no system call.
+    /// Fails if the device was seen shorter, or gone, before (invariant D45). Makes no system call.
     pub(crate) fn check_whole(&self) -> Result<(), IoErrorKind> {
         self.shrunk.0.get().map_or(Ok(()), |kind| Err(*kind))
     }
@@ -67,7 +67,7 @@ impl Device {
     }
 
     /// Returns true if a write that ends at `end`, in bytes, could restore the length of a
-    /// truncated file: the size must be checked before.
+    /// truncated file: the size must be checked before (invariant D45).
     pub(crate) fn reaches_end(&self, end: u64) -> bool {
         self.kind == DeviceKind::File && end >= self.info().sectors * SECTOR
     }

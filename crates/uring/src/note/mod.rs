@@ -498,6 +498,7 @@ impl Note for MappedNote {
     fn recovered(&mut self, session: u64) -> Vec<NoteRecord> {
         let is_its = self.mapping.words()[SESSION].load(Ordering::Acquire) == session;
         let _the_first_answer_holds = self.fate.0.set(is_its);
+        // The records of any other session are void: invariant D7.
         if !is_its {
             return Vec::new();
         }

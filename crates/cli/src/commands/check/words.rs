@@ -1,4 +1,5 @@
-//! What a check has found, for people: a verdict, and each kind of damage once, by what it costs.
+//! The text of a check's result: a verdict, and the damage grouped by kind, with what each kind
+//! costs.
 
 use bcached_check::{Claim, Damage, DamageKind, Dirty, Hidden, Known, Report, Severity, Structure, Volume};
 use bcached_control::sizes::{human, human_range};
@@ -7,18 +8,18 @@ use bcached_format::units::bytes_of;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// Findings of one kind.
+/// The findings of one kind.
 #[derive(Serialize)]
 pub struct Group {
     /// How bad it is.
     pub severity: Severity,
-    /// How many findings.
+    /// The number of findings.
     pub count: u64,
-    /// All of them in a sentence.
+    /// One sentence for all of them.
     pub what: String,
 }
 
-/// The answer in a line: what is damaged, and what is known of the dirty data.
+/// Returns the verdict in one line: what is damaged, and what is known about the dirty data.
 pub fn verdict(report: &Report) -> String {
     let dirty = dirty(report);
     let Some(damage) = worst(report) else {
@@ -38,7 +39,7 @@ pub fn verdict(report: &Report) -> String {
     format!("DAMAGED: {damage}. {dirty}.")
 }
 
-/// What is damaged, the worst of it; none: nothing is.
+/// Returns the worst damage; `None` if there is none.
 fn worst(report: &Report) -> Option<String> {
     let errors = || report.findings.iter().filter(|damage| damage.severity == Severity::Error);
     let of = |structure| errors().any(|damage| damage.place.structure == structure);
@@ -81,7 +82,8 @@ fn worst(report: &Report) -> Option<String> {
     })
 }
 
-/// How much is dirty, as far as that is known, and what the backing devices say where it is not, or where they differ.
+/// Returns how much data is dirty, as far as that is known. Adds the state in the backing devices'
+/// superblocks if the amount is unknown or the two differ.
 fn dirty(report: &Report) -> String {
     let Dirty { state, sectors, alone_sectors, nobodys_sectors } = report.dirty;
     let mut text = match state {
@@ -115,7 +117,8 @@ fn dirty(report: &Report) -> String {
     text
 }
 
-/// What is dirty of volumes with backing devices (`None`: nothing that is known of), and of others.
+/// Joins the dirty data of volumes with backing devices (`None`: none is known of) and that of
+/// other volumes.
 fn with_others(of_backed: Option<String>, dirty: &Dirty) -> String {
     let others = [
         (dirty.alone_sectors, "of volumes that live here alone"),
@@ -129,7 +132,7 @@ fn with_others(of_backed: Option<String>, dirty: &Dirty) -> String {
     }
 }
 
-/// Every kind of finding once, the worst first.
+/// Returns one group for each kind of finding, the worst first.
 pub fn groups(report: &Report) -> Vec<Group> {
     let mut groups = Vec::new();
     let nodes = damaged_nodes(report);
@@ -176,13 +179,13 @@ fn are(parts: &[String]) -> &'static str {
     if parts.len() == 1 { " is" } else { " are" }
 }
 
-/// How many nodes of the index are damaged: those of the findings that are listed.
+/// Returns the number of damaged index nodes among the listed findings.
 fn damaged_nodes(report: &Report) -> u64 {
     let nodes = report.findings.iter().filter(|damage| damage.hides_keys());
     nodes.filter_map(|damage| damage.place.sector).collect::<BTreeSet<_>>().len() as u64
 }
 
-/// `media 711-761 MiB`: in bytes from the start of the volume.
+/// Returns a range like `media 711-761 MiB`, counted from the start of the volume.
 fn stretch(report: &Report, hidden: &Hidden) -> String {
     let Some(volume) = report.volumes.iter().find(|volume| volume.inode == hidden.inode) else {
         return format!("volume number {}", hidden.inode);
@@ -198,7 +201,8 @@ fn stretch(report: &Report, hidden: &Hidden) -> String {
     }
 }
 
-/// As its backing device calls it, which the table was told once.
+/// Returns the label in the backing device's superblock. The UUID table's copy was written once and
+/// may be outdated.
 fn name_in(report: &Report, volume: &Volume) -> String {
     let claim = report.claims.iter().find(|claim| claim.uuid == volume.uuid);
     claim.map_or_else(|| name(volume), of_claim)
@@ -209,7 +213,7 @@ fn of_claim(claim: &Claim) -> String {
     if label.is_empty() { claim.uuid.to_string() } else { label }
 }
 
-/// The label, or else the UUID.
+/// Returns the label, or the UUID if there is no label.
 pub fn name(volume: &Volume) -> String {
     let label = volume.label.to_string();
     if label.is_empty() { volume.uuid.to_string() } else { label }

@@ -1,4 +1,5 @@
-//! A block device as the kernel tells of it, and what of that is bad for a member of a set.
+//! The properties of a block device as the kernel reports them, and which of them are bad for a
+//! member of a set.
 
 use super::Finding;
 use super::system::System;
@@ -8,32 +9,33 @@ use bcached_format::units::bytes_of;
 use bcached_uring::Identity;
 use std::path::{Path, PathBuf};
 
-/// Longer stripes than this the engine takes for none.
+/// The engine ignores a reported optimal I/O size larger than this.
 const OPTIMAL_MAX: u64 = 1 << 39;
 
-/// What it tells. A number that is not told is absent.
+/// The reported properties. A number that the kernel does not report is absent.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(super) struct Hardware {
     pub(super) physical_block_bytes: Option<u64>,
-    /// What its driver says of requests that it likes; 0: nothing.
+    /// The driver's minimum and optimal I/O size; 0: not reported.
     pub(super) minimum_io_bytes: Option<u64>,
     pub(super) optimal_io_bytes: Option<u64>,
     pub(super) is_rotational: Option<bool>,
-    /// It may lose what no flush has covered.
+    /// The device has a volatile write cache: it may lose what no flush has covered.
     pub(super) has_volatile_cache: Option<bool>,
     pub(super) has_fua: Option<bool>,
-    /// Where the first of its physical blocks begins, off its start.
+    /// The offset of its first physical block from its start.
     alignment_offset: Option<u64>,
-    /// Of a partition: where it begins on its disk.
+    /// For a partition: its start on the disk.
     start_sectors: Option<u64>,
     level: Option<String>,
 }
 
 impl Hardware {
-    /// Of a file there is nothing to tell.
+    /// Returns the properties of a block device; `None` for a file, for which there are none.
     pub(super) fn of(system: &System, identity: Identity) -> Option<Self> {
         let Identity::Block { major, minor } = identity else { return None };
-        // The link is resolved first: a partition lies in the folder of its disk, whose queue it has.
+        // The link is resolved first: a partition lies in the directory of its disk, whose queue it
+        // shares.
         let place = std::fs::canonicalize(system.path(&format!("/sys/dev/block/{major}:{minor}"))).ok()?;
         let disk = if place.join("partition").exists() { place.parent()?.to_owned() } else { place.clone() };
         let queue = |name: &str| text(&disk.join("queue").join(name));
@@ -51,14 +53,15 @@ impl Hardware {
         })
     }
 
-    /// What of it somebody should know, for what is on it.
+    /// Returns what the user should know about the device, given the superblock on it.
     pub(super) fn findings(&self, superblock: &Superblock) -> Vec<Finding> {
         let all =
             [self.blocks(superblock), self.alignment(superblock), self.optimal(), self.speed(superblock)];
         all.into_iter().flatten().chain(self.write_cache()).collect()
     }
 
-    /// Writes of less than a physical block are read, changed and written by the drive: the journal of a cache is made of such.
+    /// Finds blocks smaller than a physical block. The drive reads, modifies and writes back a
+    /// whole physical block for such writes, of which a cache's journal consists.
     fn blocks(&self, superblock: &Superblock) -> Option<Finding> {
         let Superblock::Cache(cache) = superblock else { return None };
         let (block, physical) = (bytes_of(cache.block_sectors()), self.physical_block_bytes?);
@@ -96,7 +99,8 @@ impl Hardware {
         ))
     }
 
-    /// USB bridges and some drives say what makes no sense. Here it counts for arrays with parity only.
+    /// Finds an implausible optimal I/O size, as USB bridges and some drives report it. bcached
+    /// uses that value only for arrays with parity.
     fn optimal(&self) -> Option<Finding> {
         let optimal = self.optimal_io_bytes.filter(|bytes| *bytes > 0)?;
         let smaller = [self.physical_block_bytes, self.minimum_io_bytes].into_iter().flatten();
@@ -142,7 +146,7 @@ mod tests {
         BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, Replacement, Uuid,
     };
 
-    /// A disk 8:0 with a partition 8:1, as sysfs shows them.
+    /// Creates a disk 8:0 with a partition 8:1, as sysfs shows them.
     fn disk(root: &Path, queue: &[(&str, &str)], start: &str) {
         let partition = root.join("sys/devices/sda/sda1");
         std::fs::create_dir_all(&partition).expect("a folder");
@@ -215,7 +219,7 @@ mod tests {
         let queue = [
             ("physical_block_size", "4096"),
             ("minimum_io_size", "4096"),
-            // Of a bridge between USB and SATA.
+            // As a bridge between USB and SATA reports it.
             ("optimal_io_size", "33553920"),
             ("rotational", "1"),
             ("write_cache", "write back"),

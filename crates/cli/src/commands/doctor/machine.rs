@@ -1,11 +1,12 @@
-//! What else a machine has that serving wants: the ring, capabilities, the kernel's own bcache, what was left behind.
+//! What else serving needs from a machine: `io_uring`, capabilities, the state of the kernel's
+//! bcache, and notes left behind.
 
 use super::system::System;
 use super::{Item, udev, ways};
 use bcached_offline::notes;
 use bcached_uring::{Backend, DriverOptions, open_driver};
 
-/// Capabilities that ways of serving need: bit, name, what for.
+/// Capabilities that some exports need: bit, name, purpose.
 const CAPABILITIES: &[(u32, &str, &str)] = &[
     (21, "CAP_SYS_ADMIN", "ublk and kernel NBD devices, FUSE without fusermount"),
     (14, "CAP_IPC_LOCK", "locking the cache's memory (or LimitMEMLOCK=infinity)"),
@@ -34,7 +35,8 @@ fn io_uring() -> Item {
     }
 }
 
-/// The kernel's own bcache is no trouble as such; it takes devices that udev offers it.
+/// Reports whether the kernel's bcache is loaded. That is no problem as such, but it takes the
+/// devices that udev offers it.
 fn kernel_bcache(system: &System) -> Item {
     if system.path("/sys/fs/bcache").exists() {
         Item::yes("kernel bcache", "loaded: it may hold bcache devices")
@@ -43,7 +45,7 @@ fn kernel_bcache(system: &System) -> Item {
     }
 }
 
-/// Acknowledged writes may be nowhere else.
+/// Reports notes of killed daemons: they may hold the only copy of acknowledged writes.
 fn notes_left() -> Item {
     const NAME: &str = "notes of a killed bcached";
     let left: Vec<_> = notes::all_left_behind().iter().map(|note| note.display().to_string()).collect();

@@ -1,14 +1,14 @@
-//! `bcached doctor`: what this machine offers, and whether devices are fit to serve. It changes nothing; a device is
-//! claimed for an instant, to find out who holds it.
+//! `bcached doctor`: reports what this machine offers, and whether devices are fit to serve. It
+//! changes nothing; it claims a device for an instant, to find out which process holds it.
 //!
 //! | file | what |
 //! |---|---|
-//! | `ways` | the ways to a volume, and what those that are missing want |
-//! | `machine` | what else serving wants of a machine |
-//! | `udev` | rules of udev, and what they do with a device |
-//! | `patient` | a device: what is on it, who has it |
-//! | `hardware` | what the kernel tells of a device, and what of that is bad |
-//! | `system` | where all that is read, below a root that a test has for itself |
+//! | `ways` | the ways to export a volume, and what the missing ones need |
+//! | `machine` | what else serving needs from a machine |
+//! | `udev` | udev's rules, and what they do with a device |
+//! | `patient` | a device: what is on it, and which process holds it |
+//! | `hardware` | what the kernel reports about a device, and what of that is bad |
+//! | `system` | where all that is read: below a root directory, which a test replaces |
 
 mod hardware;
 mod machine;
@@ -27,29 +27,29 @@ use serde::Serialize;
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// Where the third column begins, and where lines end.
+/// The column at which details begin, and the width at which lines wrap.
 const COLUMN: usize = 31;
 const WIDTH: usize = 100;
 
-/// What was looked at.
+/// The result of an examination.
 #[derive(Serialize)]
 struct Examined {
     machine: Vec<Item>,
     devices: Vec<Patient>,
 }
 
-/// Something that a machine may offer.
+/// A facility that a machine may offer.
 #[derive(Serialize)]
 struct Item {
     name: &'static str,
     available: bool,
     detail: Cow<'static, str>,
-    /// What brings it, or what is to be done about it.
+    /// What makes it available, or what to do about it.
     #[serde(skip_serializing_if = "Option::is_none")]
     mends: Option<String>,
 }
 
-/// What somebody should know of a device that is fit all the same.
+/// What the user should know about a device although it is fit.
 #[derive(Clone, Serialize)]
 struct Finding {
     kind: &'static str,
@@ -72,7 +72,7 @@ impl Finding {
     }
 }
 
-/// Looks at the machine and the devices.
+/// Examines the machine and the devices.
 pub fn run(flags: &flags::Doctor) -> Result<Report, Failure> {
     let system = System::here();
     let lost = match flags.devices.as_slice() {
@@ -85,7 +85,7 @@ pub fn run(flags: &flags::Doctor) -> Result<Report, Failure> {
     let devices = seen.into_iter().map(|seen| seen.patient).collect();
     let report = Report::of(&Examined { machine: machine::items(&system), devices })?;
     Ok(match unfit {
-        // The line of its device has it.
+        // The line of its device already reports it.
         Some(failure) => report.failing(failure).telling_failures(),
         None => report,
     })
@@ -114,7 +114,7 @@ impl Show for Examined {
     }
 }
 
-/// `head`, and what is told in lines that fit; a word that is longer than those stays whole.
+/// Appends `head` and then `told`, wrapped to the width. A word longer than a line is not split.
 fn wrapped(text: &mut String, head: &str, told: &str) {
     let mut line = format!("{head:<COLUMN$}");
     let mut is_empty = true;

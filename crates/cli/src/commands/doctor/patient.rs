@@ -1,4 +1,4 @@
-//! A device: what is on it, who has it, and what is bad about it.
+//! A device: what is on it, which process holds it, and what is bad about it.
 
 use super::hardware::Hardware;
 use super::system::System;
@@ -17,7 +17,7 @@ use serde::Serialize;
 use std::convert::Infallible;
 use std::path::Path;
 
-/// What is told of one.
+/// What is reported about a device.
 #[derive(Serialize)]
 pub(super) struct Patient {
     pub(super) device: String,
@@ -32,12 +32,12 @@ pub(super) struct Patient {
     direct_io: Option<bool>,
     holders: Vec<String>,
     pub(super) detail: String,
-    /// What somebody should know though it is fit.
+    /// What the user should know although the device is fit.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) findings: Vec<Finding>,
 }
 
-/// Of a block device, as the kernel tells them.
+/// The properties of a block device, as the kernel reports them.
 #[derive(Serialize, Default)]
 struct Facts {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -54,12 +54,12 @@ struct Facts {
     fua: Option<bool>,
 }
 
-/// A device after a look at it.
+/// A device after the examination.
 pub(super) struct Seen {
     pub(super) patient: Patient,
     /// Why it is not fit.
     pub(super) failure: Option<Failure>,
-    /// It is to be faster than others, or is one of those; and what set it is of.
+    /// Whether it is a cache or a backing device, and the set it belongs to.
     role: Option<(Role, Uuid)>,
 }
 
@@ -83,7 +83,7 @@ impl From<&Hardware> for Facts {
 }
 
 impl Patient {
-    /// How large it is, and how it is read and written, in a clause.
+    /// Returns a clause with its size and the kind of I/O used for it.
     pub(super) fn measures(&self) -> String {
         let Some((size, direct)) = self.size_bytes.zip(self.direct_io) else { return String::new() };
         let way = if direct { "direct I/O" } else { "I/O through the page cache" };
@@ -149,14 +149,15 @@ impl Seen {
         }
         patient.findings.extend(membership(&looked)?);
         drop(looked);
-        // Claimed and given back at once: the refusal names the holder.
+        // Claims the device and releases it at once: a refusal names its holder.
         drop(device::open(path, Access::Check)?);
         Device::may_own(path)?;
         Ok(describe(&superblock))
     }
 }
 
-/// Why a device without a superblock is not fit: what somebody uses, or has something on it, is not to be made anything.
+/// Returns why a device without a superblock is not fit. A device that is in use, or has something
+/// on it, must not be formatted.
 fn no_bcache(path: &Path, looked: Device, lost: &LostSets) -> Result<Infallible, Failure> {
     if let Some(claim) = lost.claim(&looked)? {
         return Err(claim.refusal(format!("{} has no bcache superblock", path.display()), path));
@@ -187,7 +188,8 @@ fn no_bcache(path: &Path, looked: Device, lost: &LostSets) -> Result<Infallible,
     Err(none.why(format!("it has the mark of {marks}")).next(next))
 }
 
-/// Marks of an assembler beside the superblock: it may take the device before anybody else is asked.
+/// Finds marks of an assembler (such as RAID or LVM) beside the superblock: it may take the device
+/// before any other program can.
 fn membership(device: &Device) -> Result<Vec<Finding>, Failure> {
     let members = signatures::find(device)?.into_iter();
     let members = members.filter_map(|signature| Some((signature.kind, signature.class.removed_by()?)));
@@ -200,7 +202,7 @@ fn membership(device: &Device) -> Result<Vec<Finding>, Failure> {
     Ok(members.map(told).collect())
 }
 
-/// A cache that rotates before a device that does not.
+/// Finds rotating cache devices in front of backing devices that do not rotate.
 pub(super) fn compare_roles(all: &mut [Seen]) {
     let is_rotating = |seen: &Seen| seen.patient.facts.rotational;
     let quick: Vec<_> = all

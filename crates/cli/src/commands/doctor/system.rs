@@ -1,29 +1,31 @@
-//! The system as its files tell of it: modules, sysfs, rules of udev. All below a root, which a test has for itself.
+//! The system as its files describe it: modules, sysfs, udev's rules. All paths lie below a root
+//! directory, which a test replaces.
 
 use bcached_control::paths;
 #[cfg(test)]
 use std::path::Path;
 use std::path::PathBuf;
 
-/// Where it is looked.
+/// The places that are examined.
 pub(super) struct System {
     root: PathBuf,
-    /// The root of udev's rules: a test keeps those of the machine away, too.
+    /// The root of udev's rules. It is separate so that a test also excludes the machine's own
+    /// rules.
     rules: PathBuf,
-    /// As `uname -r` says it.
+    /// The kernel release, as `uname -r` prints it.
     release: String,
 }
 
 /// Whether a kernel has a module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Module {
-    /// It is to be loaded.
+    /// It exists and can be loaded.
     There,
-    /// A part of the kernel.
+    /// It is built into the kernel.
     BuiltIn,
-    /// Of this kernel's modules none is called so.
+    /// This kernel has no module of that name.
     Absent,
-    /// The list is not here, as in a container.
+    /// The list of modules is missing, as in a container.
     Unknown,
 }
 
@@ -43,7 +45,7 @@ impl System {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// A folder of udev's rules, or a file in it.
+    /// Returns the path of a directory of udev's rules, or of a file in it.
     pub(super) fn rules(&self, path: &str) -> PathBuf {
         self.rules.join(path.trim_start_matches('/'))
     }
@@ -52,7 +54,7 @@ impl System {
         &self.release
     }
 
-    /// The kernel is at least of that version. What cannot be read is.
+    /// Returns true if the kernel is at least of that version, or if its version cannot be parsed.
     pub(super) fn is_from(&self, major: u32, minor: u32) -> bool {
         let mut numbers = self.release.split(|letter: char| !letter.is_ascii_digit()).map(str::parse);
         match (numbers.next(), numbers.next()) {
@@ -75,7 +77,7 @@ impl System {
         }
     }
 
-    /// What brings a module's device.
+    /// Returns how to make a module's device available.
     pub(super) fn mends(&self, module: &str) -> String {
         match self.module(module) {
             Module::There | Module::Unknown => format!("modprobe {module}"),
@@ -88,11 +90,12 @@ impl System {
     }
 }
 
-/// A line of a list of modules: `kernel/drivers/block/ublk_drv.ko.xz: what it needs`.
+/// Tells whether a line in a list of modules is that of `name`:
+/// `kernel/drivers/block/ublk_drv.ko.xz: dependencies`.
 fn is_module(line: &str, name: &str) -> bool {
     let path = line.split_once(':').map_or(line, |(path, _)| path);
     let file = path.rsplit('/').next().unwrap_or_default();
-    // The kernel takes one for the other.
+    // The kernel treats `-` and `_` in a module's name as equal.
     file.split_once(".ko").is_some_and(|(found, _)| found.replace('-', "_") == name)
 }
 

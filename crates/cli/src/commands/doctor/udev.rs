@@ -1,4 +1,5 @@
-//! udev's rules: the one of bcache-tools, which gives every bcache device to the kernel, and ours, which keeps those that are configured.
+//! udev's rules: that of bcache-tools, which gives every bcache device to the kernel, and
+//! bcached's, which protects the configured devices from it.
 
 use super::system::System;
 use super::{Finding, Item};
@@ -6,7 +7,7 @@ use bcached_format::Uuid;
 use bcached_uring::udev::{OWNED_RULES_PATH, owned_rules};
 use std::path::PathBuf;
 
-/// Places of udev rules, the administrator's first.
+/// Directories of udev's rules, the administrator's first.
 const FOLDERS: &[&str] =
     &["/etc/udev/rules.d", "/run/udev/rules.d", "/usr/lib/udev/rules.d", "/lib/udev/rules.d"];
 
@@ -23,7 +24,8 @@ pub(super) fn items(system: &System) -> Vec<Item> {
     vec![kernels, Item { mends, ..ours }]
 }
 
-/// What becomes of a device with that UUID when it appears, or is closed after a write.
+/// Finds what udev's rules do with a device of that UUID when it appears, or is closed after a
+/// write.
 pub(super) fn finding(system: &System, uuid: Uuid) -> Option<Finding> {
     rule(system, "bcache")?;
     let list = std::fs::read_to_string(system.rules(OWNED_RULES_PATH)).unwrap_or_default();
@@ -41,7 +43,8 @@ pub(super) fn finding(system: &System, uuid: Uuid) -> Option<Finding> {
     Some(Finding::new("udev", format!("{said}: {why}")))
 }
 
-/// A rule file whose name has `word` in it as a whole; the list of devices is none.
+/// Returns the rule file whose name contains `word` as a whole word. The list of owned devices is
+/// not a rule file.
 fn rule(system: &System, word: &str) -> Option<PathBuf> {
     let is_rule = |file: &str| {
         file.ends_with(".rules")
@@ -51,7 +54,7 @@ fn rule(system: &System, word: &str) -> Option<PathBuf> {
     let folders = FOLDERS.iter().map(|folder| system.rules(folder));
     let mut files = folders.flat_map(|folder| std::fs::read_dir(folder).into_iter().flatten().flatten());
     let found = files.find(|entry| is_rule(&entry.file_name().to_string_lossy()))?;
-    // A link to nothing takes a rule out.
+    // A link to /dev/null masks a rule.
     let is_masked = std::fs::canonicalize(found.path()).is_ok_and(|to| to.ends_with("dev/null"));
     (!is_masked).then(|| found.path())
 }

@@ -1,4 +1,4 @@
-//! The ways to a volume that this machine has, and what the others want.
+//! The ways to export a volume on this machine, and what the unavailable ones need.
 
 use super::Item;
 use super::system::System;
@@ -23,11 +23,11 @@ pub(super) fn items(system: &System) -> Vec<Item> {
     items
 }
 
-/// What `export = "dev"` would be.
+/// Reports what `export = "dev"` would use.
 fn dev() -> Item {
     match choose() {
         Ok(chosen) => Item::yes("dev", format!("a block device would come by {}", chosen.rung)),
-        // The lines below say why.
+        // The following lines say why.
         Err(_) => Item::no("dev", "no way to a block device: ublk, nbd or fuse and loop", None),
     }
 }
@@ -53,10 +53,10 @@ fn ublk(system: &System) -> Item {
     }
 }
 
-/// Of the driver of Linux 6.5 to 6.14.
+/// A fault of the driver in Linux 6.5 to 6.14.
 const FAULT: &str = "; this kernel can break when a daemon ends under load, seldom with this one (CVE-2025-37906, mended in Linux 6.15)";
 
-/// Devices of ours that nobody serves: whoever uses one waits.
+/// Reports ublk devices of bcached that no daemon serves: requests to them hang.
 fn orphans() -> Vec<Item> {
     let orphans = Orphan::all().unwrap_or_default().into_iter().map(|orphan| {
         let path = orphan.path().display().to_string();
@@ -77,7 +77,7 @@ fn nbd(system: &System) -> Item {
     }
 }
 
-/// What is had by a device of the kernel that somebody has to open.
+/// Reports an export that needs a kernel device which must be openable.
 fn device(name: &'static str, (path, module): (&str, &str), what: &'static str, system: &System) -> Item {
     match rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
         Ok(_) => Item::yes(name, what),
@@ -94,7 +94,7 @@ fn device(name: &'static str, (path, module): (&str, &str), what: &'static str, 
 }
 
 impl Item {
-    /// What is there is of no use without a program.
+    /// Returns the item unless it is available but lacks a program that it needs.
     fn or_else_unless(self, has: impl Fn() -> bool, program: &str) -> Self {
         if !self.available || has() {
             return self;
@@ -104,7 +104,7 @@ impl Item {
     }
 }
 
-/// Who may mount needs none.
+/// A process that may mount does not need fusermount.
 fn has_fusermount() -> bool {
     rustix::process::geteuid().is_root() || has_program("fusermount3")
 }

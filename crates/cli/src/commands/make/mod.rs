@@ -1,7 +1,8 @@
-//! `bcached make`: superblocks as `make-bcache` writes them, byte for byte.
+//! `bcached make`: writes superblocks as `make-bcache` does, byte for byte.
 //!
-//! Where that program is lenient this one is not: a second cache device, a geometry that no kernel runs, an unknown
-//! word are refused. All devices are opened and checked before the first is written, and stay claimed meanwhile.
+//! It is stricter than that program: it refuses a second cache device, a geometry that no kernel
+//! runs, and unknown words. All devices are opened and checked before the first is written, and
+//! stay claimed throughout.
 
 mod plan;
 mod report;
@@ -37,7 +38,7 @@ impl Role {
     }
 }
 
-/// A device that passed its checks, and what will be erased before its superblock is written.
+/// A device that passed its checks, and what must be erased before its superblock is written.
 struct Target {
     role: Role,
     device: Device,
@@ -60,7 +61,8 @@ pub fn run(flags: &Make) -> Result<Report, Failure> {
     Ok(Report::of(&made)?.warning(made.warnings()))
 }
 
-/// The cache first, then the backing devices: the order in which they are written and printed.
+/// Returns the cache first, then the backing devices: the order in which they are written and
+/// printed.
 fn ordered(roles: &[(Role, PathBuf)]) -> Result<Vec<(Role, PathBuf)>, Failure> {
     if roles.is_empty() {
         return Err(
@@ -98,7 +100,8 @@ fn open(devices: &[(Role, PathBuf)], flags: &Make) -> Result<Vec<Target>, Failur
     Ok(targets)
 }
 
-/// A type that no device carries is a typing error, or a device other than the one meant.
+/// Refuses a signature type that no device carries: it is a typing error, or the device is not the
+/// one meant.
 fn signatures_named_in_vain(targets: &[Target], flags: &Make) -> Result<(), Failure> {
     for kind in &flags.wipe_signature {
         let found =
@@ -112,8 +115,8 @@ fn signatures_named_in_vain(targets: &[Target], flags: &Make) -> Result<(), Fail
     Ok(())
 }
 
-/// Writes one device after the other. A failure lists what is written already: the same command with `--wipe-bcache`
-/// completes it.
+/// Writes one device after the other. A failure lists what is written already; the same command
+/// with `--wipe-bcache` completes it.
 fn write_all(targets: &[Target], planned: &[Planned]) -> Result<(), Failure> {
     let mut written: Vec<String> = Vec::new();
     for (target, planned) in targets.iter().zip(planned) {

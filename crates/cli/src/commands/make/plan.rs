@@ -1,4 +1,5 @@
-//! From options and devices to superblocks: the defaults, the geometry, and why it cannot be.
+//! Computes superblocks from options and devices: defaults, geometry, and the reasons for a
+//! refusal.
 
 use super::{Role, Target};
 use crate::device::{self, Access, Device};
@@ -16,13 +17,13 @@ use bcached_format::{
 use bcached_offline::bucket_memory;
 use bcached_offline::make_checks::random_uuid;
 
-/// Bucket size unless said otherwise, as `make-bcache`'s.
+/// The default bucket size, that of `make-bcache`.
 const BUCKET_DEFAULT: u64 = 512 << 10;
 
-/// The largest bucket whose size in sectors fits the plain 16-bit field as a power of two.
+/// The largest power of two whose size in sectors fits the plain 16-bit bucket size field.
 const BUCKET_MAX: u64 = 16 << 20;
 
-/// The options, understood but not yet compared with devices. Sizes in bytes.
+/// The parsed options, not yet compared with devices. Sizes are in bytes.
 pub struct Options {
     bucket: u64,
     block: Option<u64>,
@@ -44,7 +45,7 @@ pub enum Planned {
 }
 
 impl Planned {
-    /// Its bytes.
+    /// Returns its bytes.
     pub fn seal(&self) -> Box<[u8; SUPERBLOCK_BYTES]> {
         match self {
             Self::Cache(superblock) => superblock.seal(),
@@ -52,7 +53,8 @@ impl Planned {
         }
     }
 
-    /// What this version does not do well with `device`, although bcache can have it.
+    /// Returns a warning if bcached has a limitation with this superblock on `device`, although it
+    /// is valid for bcache.
     pub fn warning(&self, device: &str) -> Option<String> {
         match self {
             Self::Backing(backing) if !backing.data_offset().is_multiple_of(backing.block_sectors()) => {
@@ -71,7 +73,7 @@ impl Planned {
 }
 
 impl Options {
-    /// Understands what was typed.
+    /// Parses the options.
     pub fn from_flags(flags: &Make) -> Result<Self, Failure> {
         let bucket = size(flags.bucket.as_deref(), "--bucket", Bare::Bytes)?.unwrap_or(BUCKET_DEFAULT);
         let block = size(flags.block.as_deref(), "--block", Bare::Bytes)?;
@@ -94,7 +96,7 @@ impl Options {
     }
 }
 
-/// The superblocks of `targets`, in their order.
+/// Returns the superblocks of `targets`, in their order.
 pub fn plan(targets: &[Target], options: &Options) -> Result<Vec<Planned>, Failure> {
     if let Some(partner) = &options.serves {
         check_partner(targets, partner)?;
@@ -102,7 +104,8 @@ pub fn plan(targets: &[Target], options: &Options) -> Result<Vec<Planned>, Failu
     let block = block_size(targets, options)?;
     let set_uuid = match (options.set_uuid, &options.serves) {
         (Some(uuid), _) => uuid,
-        // A new backing device names the set that is to cache it, as one made together with it does.
+        // A new backing device names the set that is to cache it, as one made together with the
+        // cache does.
         (None, Some(Superblock::Cache(cache))) => cache.set_uuid(),
         (None, _) => random_uuid()?,
     };
@@ -115,8 +118,8 @@ pub fn plan(targets: &[Target], options: &Options) -> Result<Vec<Planned>, Failu
         .collect()
 }
 
-/// A partner is of the other role. A second cache of one set would be taken for the first: what one is written the other does not know, and
-/// shows what was there before.
+/// Checks that a partner has the other role. A second cache of one set would be taken for the
+/// first: neither knows what is written to the other, and both would return old data.
 fn check_partner(targets: &[Target], partner: &Superblock) -> Result<(), Failure> {
     let refuse = |target: &Target, role, why, next| {
         let device = target.device.path().display();
@@ -143,7 +146,7 @@ fn cache(device: &Device, set_uuid: Uuid, block: u64, options: &Options) -> Resu
         Failure::new(Kind::Geometry, format!("cannot make {} a cache device", device.path().display()))
             .option("--bucket")
     };
-    // In the words of the engine, which would not run it.
+    // The same words as those of the engine, which would refuse the set.
     if options.bucket < 2 * block {
         let smaller = format!("--block {}", short(options.bucket / 2));
         let has_room = device::length(device) / (2 * block) >= BUCKETS_MIN;
@@ -211,8 +214,8 @@ fn backing(
     Ok(superblock)
 }
 
-/// The block size of all devices: what was asked for, else 4 KiB unless the partner named by `--for` has less. A
-/// backing device's block must not be smaller than its set's.
+/// Returns the block size of all devices: the one asked for, else 4 KiB unless the partner named by
+/// `--for` has smaller blocks. A backing device's block must not be smaller than that of its set.
 fn block_size(targets: &[Target], options: &Options) -> Result<u64, Failure> {
     let serves = options.serves.as_ref();
     let block = match (options.block, serves) {
@@ -280,7 +283,7 @@ fn power_of_two(bytes: u64, option: &'static str, least: u64, most: u64) -> Resu
     Ok(())
 }
 
-/// The data offset in sectors.
+/// Returns the data offset in sectors.
 fn checked_data_offset(bytes: Option<u64>) -> Result<u64, Failure> {
     let Some(bytes) = bytes else { return Ok(SUPERBLOCK_END_SECTOR) };
     let refuse = |why: String| {
@@ -335,13 +338,13 @@ fn read_partner(path: &std::path::Path) -> Result<Superblock, Failure> {
     superblock::read_sound(&device::open(path, Access::Look)?).map_err(|failure| failure.option("--for"))
 }
 
-/// The largest bucket of which a device has enough, and not below the least.
+/// Returns the largest bucket size, at least `least`, with which a device has enough buckets.
 fn largest_bucket(device_bytes: u64, least: u64) -> Option<u64> {
     let all = (12..=24).rev().map(|shift| 1 << shift);
     all.take_while(|bucket| *bucket >= least).find(|bucket| device_bytes / bucket >= BUCKETS_MIN)
 }
 
-/// A power of two as it is typed.
+/// Formats a power of two as it is typed.
 fn short(bytes: u64) -> String {
     match bytes {
         _ if bytes != 0 && bytes.is_multiple_of(1 << 20) => format!("{}M", bytes >> 20),

@@ -1,4 +1,5 @@
-//! What `make` says it did: in text what `make-bcache` prints, and of several devices which is which.
+//! The report of `make`: its text is what `make-bcache` prints, with a heading for each device if
+//! there are several.
 
 use super::Target;
 use super::plan::Planned;
@@ -25,7 +26,7 @@ struct MadeDevice {
     block_bytes: u64,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     wiped_signatures: Vec<String>,
-    /// It carries no signature, and something all the same.
+    /// It carries no known signature, but is not empty.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     holds_unknown_data: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -42,7 +43,7 @@ enum MadeKind {
     Cache {
         bucket_bytes: u64,
         buckets: u64,
-        /// What the table of its buckets takes while it is served.
+        /// The memory of the bucket table while the cache is served.
         bucket_table_bytes: u64,
         first_bucket: u64,
         discard: bool,
@@ -56,7 +57,7 @@ enum MadeKind {
 }
 
 impl Made {
-    /// Describes `planned`, which belong to `targets` one by one.
+    /// Describes `planned`, which correspond to `targets` one by one.
     pub fn new(planned: &[Planned], targets: &[Target], dry_run: bool) -> Self {
         let set_uuid = match planned.first() {
             Some(Planned::Cache(cache)) => cache.set_uuid().to_string(),
@@ -67,7 +68,7 @@ impl Made {
         Self { dry_run, set_uuid, devices }
     }
 
-    /// What its user should know of devices that are as asked for.
+    /// Returns what the user should know about devices that were made as asked for.
     pub fn warnings(&self) -> Vec<String> {
         self.devices.iter().flat_map(|made| made.overwrites.iter().chain(&made.warning).cloned()).collect()
     }
@@ -124,7 +125,7 @@ impl Show for Made {
             );
         }
         for device in &self.devices {
-            // Of several nobody could tell which is which.
+            // With several devices, headings tell them apart.
             if self.dry_run || self.devices.len() > 1 {
                 // Writing to a string cannot fail.
                 let _ = writeln!(text, "{} ({} device)", device.device, device.role);
@@ -141,7 +142,7 @@ impl Show for Made {
 }
 
 impl MadeDevice {
-    /// Sizes in sectors, as `make-bcache` prints them.
+    /// Writes sizes in sectors, as `make-bcache` prints them.
     fn write_fields(&self, set_uuid: &str, text: &mut String) -> std::fmt::Result {
         let block = self.block_bytes / 512;
         writeln!(text, "UUID:\t\t\t{}\nSet UUID:\t\t{set_uuid}\nversion:\t\t{}", self.uuid, self.version)?;
@@ -154,7 +155,7 @@ impl MadeDevice {
             ),
             MadeKind::Backing { data_offset_bytes, cache_mode, label } => {
                 writeln!(text, "block_size:\t\t{block}\ndata_offset:\t\t{}", data_offset_bytes / 512)?;
-                // Of our own: what the volume will be called, and how it begins.
+                // Not printed by `make-bcache`: the volume's name, and its initial cache mode.
                 if !label.is_empty() {
                     writeln!(text, "label:\t\t\t{label}")?;
                 }

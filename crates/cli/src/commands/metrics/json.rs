@@ -1,15 +1,15 @@
-//! Metrics as JSON: what stands in the text, metric by metric.
+//! Metrics as JSON: the content of the text, metric by metric.
 
 use crate::failure::Failure;
 use crate::output::{Report, Show};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// All of them.
+/// All metrics.
 #[derive(Serialize)]
 struct Metrics {
     metrics: Vec<Metric>,
-    /// As the daemon wrote them.
+    /// The text as the daemon wrote it.
     #[serde(skip)]
     text: String,
 }
@@ -25,13 +25,13 @@ struct Metric {
 
 #[derive(Serialize)]
 struct Sample {
-    /// The metric's, with `_bucket`, `_sum` or `_count` behind it where that is a histogram.
+    /// The metric's name, followed by `_bucket`, `_sum` or `_count` for a histogram.
     name: String,
     labels: BTreeMap<String, String>,
     value: f64,
 }
 
-/// The report of `text`, in the format of Prometheus.
+/// Returns the report of `text`, which is in the format of Prometheus.
 pub fn report(text: String) -> Result<Report, Failure> {
     let mut metrics: Vec<Metric> = Vec::new();
     for line in text.lines() {
@@ -54,7 +54,7 @@ pub fn report(text: String) -> Result<Report, Failure> {
     Report::of(&Metrics { metrics, text })
 }
 
-/// `name{label="value",..} number`.
+/// Parses `name{label="value",..} number`.
 fn sample(line: &str) -> Option<Sample> {
     let (what, value) = line.rsplit_once(' ')?;
     let value = value.parse().ok()?;
@@ -70,7 +70,7 @@ fn sample(line: &str) -> Option<Sample> {
     Some(Sample { name: name.to_owned(), labels, value })
 }
 
-/// Up to the closing quotation mark, and what stands behind it.
+/// Returns the text up to the closing quotation mark, and what follows it.
 fn unquoted(text: &str) -> Option<(String, &str)> {
     let (mut value, mut letters) = (String::new(), text.char_indices());
     while let Some((at, letter)) = letters.next() {

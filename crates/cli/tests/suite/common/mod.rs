@@ -1,4 +1,5 @@
-//! What the process tests share: running `bcached` and its forebears under a time limit, image files, skipping.
+//! Shared by the process tests: running `bcached` and its predecessors' tools under a time limit,
+//! image files, skipping.
 #![allow(clippy::panic, reason = "helpers of tests fail like tests")]
 
 pub mod served;
@@ -9,10 +10,10 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// No command here takes a second; one that hangs must fail and not stop the run.
+/// No command here takes a second. One that hangs must fail and not block the run.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a command left.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Ran {
     pub exit: i32,
@@ -20,32 +21,33 @@ pub struct Ran {
     pub err: String,
 }
 
-/// Runs `bcached` with `words` and an open standard input that never says anything.
+/// Runs `bcached` with `words` and an open standard input that never delivers anything.
 pub fn bcached(words: &[&str]) -> Ran {
     run(program().args(words))
 }
 
-/// Where `bcached` is. Whatever starts it by this path calls [`isolated`], too.
+/// The path of `bcached`. A test that starts it by this path calls [`isolated`], too.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_bcached");
 
-/// `bcached`, which sees nothing of the machine's own bcache.
+/// Returns `bcached`, isolated from the machine's own bcache.
 pub fn program() -> Command {
     let mut command = Command::new(PROGRAM);
     isolated(&mut command);
     command
 }
 
-/// Keeps the machine's own bcache from what `command` starts: its sockets, notes, configuration, udev rules and links to devices, and what the
-/// environment of this process says of them.
+/// Isolates what `command` starts from the machine's own bcache: its sockets, notes, configuration,
+/// udev rules and links to devices, and this process's environment variables for them.
 pub fn isolated(command: &mut Command) -> &mut Command {
     for variable in ["CONTROL", "NOTES", "STATE", "SYSFS", "UDEV_RULES", "LOG"] {
         command.env_remove(format!("BCACHED_{variable}"));
     }
-    // Nobody makes it. Daemons have a root of their own: what they make there goes away with their images.
+    // This directory does not exist. Daemons have a root of their own, which is removed with their
+    // images.
     command.env("BCACHED_ROOT", concat!(env!("CARGO_TARGET_TMPDIR"), "/nowhere"))
 }
 
-/// Runs `command`, at most [`LIMIT`] long.
+/// Runs `command`, for at most [`LIMIT`].
 pub fn run(command: &mut Command) -> Ran {
     let mut child = command
         .stdin(Stdio::piped())
@@ -53,9 +55,9 @@ pub fn run(command: &mut Command) -> Ran {
         .stderr(Stdio::piped())
         .spawn()
         .expect("the command starts");
-    // Held open: a command that reads standard input hangs, and fails by the limit.
+    // Kept open: a command that reads standard input hangs, and fails at the time limit.
     let input = child.stdin.take();
-    // Read meanwhile: a command that says more than a pipe holds would wait for ever.
+    // Read concurrently: a command that prints more than a pipe holds would block forever.
     let (out, err) = (read_on(child.stdout.take()), read_on(child.stderr.take()));
     let started = Instant::now();
     while child.try_wait().expect("waits").is_none() {
@@ -73,7 +75,7 @@ pub fn run(command: &mut Command) -> Ran {
     Ran { exit: status.code().expect("ended by itself"), out: text(out), err: text(err) }
 }
 
-/// Reads all that comes, beside whoever waits for the process.
+/// Reads everything from the pipe on a thread of its own, while the caller waits for the process.
 fn read_on(pipe: Option<impl std::io::Read + Send + 'static>) -> std::thread::JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let mut all = Vec::new();
@@ -82,7 +84,7 @@ fn read_on(pipe: Option<impl std::io::Read + Send + 'static>) -> std::thread::Jo
     })
 }
 
-/// True if `tool` is installed; else the test counts as skipped, and should return.
+/// Returns true if `tool` is installed; otherwise the test counts as skipped, and should return.
 #[must_use]
 pub fn requires(tool: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -94,7 +96,7 @@ pub fn requires(tool: &str) -> bool {
     found
 }
 
-/// Whether volumes can be mounted here; else the test is skipped.
+/// Returns whether volumes can be mounted here; if not, the test is skipped.
 #[must_use]
 pub fn has_fuse() -> bool {
     match std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse") {
@@ -115,7 +117,8 @@ pub fn tool(name: &str) -> Command {
     command
 }
 
-/// A client that does what a script says. It takes the first Python it finds, and its module belongs to the system's own.
+/// Returns a client that runs a script. It would run under the first Python in the path, but its
+/// module belongs to the system's Python.
 pub fn nbdsh(uri: &str, script: &str) -> Command {
     let mut command = tool("nbdsh");
     let connect = format!("h.set_uri_allow_local_file(True)\nh.connect_uri({uri:?})");
@@ -123,18 +126,19 @@ pub fn nbdsh(uri: &str, script: &str) -> Command {
     command
 }
 
-/// Whether a flush of the volume succeeds, which a client of its own asks for.
+/// Returns whether a flush of the volume, by a separate client, succeeds.
 pub fn flushes(daemon: &Daemon, volume: &str) -> bool {
     run(&mut nbdsh(&daemon.uri(volume), "h.flush()")).exit == 0
 }
 
-/// A folder of image files that goes away by itself, after every [`Daemon`] in it: one that runs would put files back.
+/// A temporary directory of image files. It is removed after every [`Daemon`] in it: a running one
+/// would put files back.
 pub struct Images(Arc<Folder>);
 
 struct Folder(tempfile::TempDir);
 
 impl Drop for Folder {
-    /// A daemon that was killed has left its file system mounted, and then the folder cannot be removed.
+    /// Unmounts first: a killed daemon has left its file system mounted, which blocks the removal.
     fn drop(&mut self) {
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let places = mounts.lines().rev().filter_map(|line| line.split(' ').nth(1));
@@ -149,7 +153,7 @@ impl Images {
         Self(Arc::new(Folder(tempfile::tempdir().expect("a folder"))))
     }
 
-    /// A sparse file of `bytes` zeroes, and its name as an argument.
+    /// Creates a sparse file of `bytes` zeroes, and returns its name as an argument.
     pub fn blank(&self, name: &str, bytes: u64) -> String {
         let path = self.path(name);
         std::fs::File::create(&path).and_then(|file| file.set_len(bytes)).expect("an image");
@@ -160,17 +164,18 @@ impl Images {
         self.0.0.path().join(name)
     }
 
-    /// What a daemon of these images has for the places of its machine.
+    /// Returns the root directory that daemons of these images use instead of the machine's.
     pub fn root(&self) -> PathBuf {
         self.path("machine")
     }
 
-    /// A cache `fast`, and a backing device `tank` of that label in mode writeback, of so many bytes.
+    /// Makes a cache `fast`, and a backing device `tank` with that label in writeback mode, of
+    /// these sizes.
     pub fn pair(&self, fast_bytes: u64, tank_bytes: u64) -> (String, String) {
         self.pair_of_blocks("4k", (fast_bytes, tank_bytes))
     }
 
-    /// The same with such blocks.
+    /// The same with this block size.
     pub fn pair_of_blocks(&self, block: &str, (fast_bytes, tank_bytes): (u64, u64)) -> (String, String) {
         let (fast, tank) = (self.blank("fast", fast_bytes), self.blank("tank", tank_bytes));
         assert_eq!(bcached(&["make", "-b", "64k", "-w", block, "-C", &fast]).exit, 0);
@@ -178,17 +183,18 @@ impl Images {
         (fast, tank)
     }
 
-    /// What [`Daemon::configured`] is configured by.
+    /// Writes the configuration of [`Daemon::configured`].
     pub fn configure(&self, text: &str) {
         std::fs::write(self.path("config.toml"), text).expect("a file");
     }
 
-    /// A cache `fast` and its volume `tank`, made as [`Images::pair`] makes them and configured; what its section says, too.
+    /// Makes a cache `fast` and its volume `tank` as [`Images::pair`] does, and configures them;
+    /// `of_tank` is added to the volume's section.
     pub fn configure_pair(&self, fast_bytes: u64, tank_bytes: u64, of_tank: &str) -> (String, String) {
         self.configure_blocks("4k", (fast_bytes, tank_bytes), of_tank)
     }
 
-    /// The same with such blocks.
+    /// The same with this block size.
     pub fn configure_blocks(&self, block: &str, bytes: (u64, u64), of_tank: &str) -> (String, String) {
         let (fast, tank) = self.pair_of_blocks(block, bytes);
         self.configure(&format!(
@@ -197,20 +203,20 @@ impl Images {
         (fast, tank)
     }
 
-    /// The volumes of the configuration are waited for so long, unless their sections say something else.
+    /// Sets the default `wait` of the configuration's volumes.
     pub fn configure_wait(&self, wait: &str) {
         let text = std::fs::read_to_string(self.path("config.toml")).expect("configured");
         let defaults = format!("version = 1\n[defaults]\nwait = \"{wait}\"\n");
         self.configure(&text.replace("version = 1\n", &defaults));
     }
 
-    /// What `set` and the like have kept beside that; empty: nothing yet.
+    /// Returns what `set` and the like have stored beside the configuration; empty: nothing yet.
     pub fn kept(&self) -> String {
         std::fs::read_to_string(self.path("config.d/99-set.toml")).unwrap_or_default()
     }
 }
 
-/// Everything in a file.
+/// Returns the content of a file.
 pub fn bytes(path: impl AsRef<Path>) -> Vec<u8> {
     std::fs::read(path).expect("readable")
 }
@@ -222,13 +228,14 @@ pub fn patch(path: impl AsRef<Path>, offset: u64, bytes: &[u8]) {
     file.write_all_at(bytes, offset).expect("writes");
 }
 
-/// Offset in the superblock of a backing device of the byte with its state, in the upper bits, and some values of that.
+/// The offset, in a backing device's superblock, of the byte with the state in its upper bits, and
+/// some values of it.
 pub const STATE: u64 = 111;
 pub const CLEAN: u8 = 1 << 5;
 pub const DIRTY: u8 = 2 << 5;
 pub const STALE: u8 = 3 << 5;
 
-/// Changes a byte of a superblock and makes its checksum right again.
+/// Changes a byte of a superblock and corrects its checksum.
 pub fn reseal(image: &str, offset: u64, value: u8) {
     patch(image, 4096 + offset, &[value]);
     let shown = json(&bcached(&["show", "-f", "--json", image]).out);
@@ -236,28 +243,29 @@ pub fn reseal(image: &str, offset: u64, value: u8) {
     patch(image, 4096, &u64::from_str_radix(sum, 16).expect("hexadecimal").to_le_bytes());
 }
 
-/// The object on `text`, checked to be one JSON value.
+/// Parses `text`, which must be one JSON value.
 pub fn json(text: &str) -> serde_json::Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-/// A file held with the lock of a running owner.
+/// A file locked as by a running owner.
 pub struct Locked(#[expect(dead_code, reason = "the lock goes with it")] std::fs::File);
 
 impl Locked {
     pub fn new(path: impl AsRef<Path>) -> Self {
         let file = std::fs::File::options().read(true).write(true).open(path).expect("opens");
-        // A POSIX lock conflicts with the locks of open file descriptions, and needs no unsafe code here.
+        // A POSIX lock conflicts with the locks of open file descriptions, and needs no unsafe code
+        // here.
         rustix::fs::fcntl_lock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).expect("locks");
         Self(file)
     }
 }
 
-/// A loop device; detached at the end.
+/// A loop device, detached at the end.
 pub struct Loop(pub String);
 
 impl Loop {
-    /// `None`, with a printed reason, where there are none.
+    /// Returns `None`, and prints why, if there are no loop devices.
     pub fn over(path: &str) -> Option<Self> {
         let made = run(tool("losetup").args(["--find", "--show", path]));
         if made.exit != 0 {
@@ -283,8 +291,9 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// The command that starts one with its sockets in the folder `run` of `images`. All daemons of `images` have one
-    /// place for their notes, and none touches the machine's own files.
+    /// Returns the command that starts a daemon with its sockets in the directory `run` of
+    /// `images`. All daemons of `images` share one place for their notes, and none touches the
+    /// machine's own files.
     pub fn command(images: &Images, run: &str, words: &[&str]) -> Command {
         let mut command = program();
         command.arg("serve").args(words).arg("--control").arg(images.path(run).join("control.sock"));
@@ -294,17 +303,17 @@ impl Daemon {
         command
     }
 
-    /// Starts it with its sockets in a folder of `images`, and waits for `ready`.
+    /// Starts a daemon with its sockets in a directory of `images`, and waits for `ready`.
     pub fn start(images: &Images, words: &[&str]) -> Self {
         Self::start_command(images, Self::command(images, "run", words))
     }
 
-    /// The same by the configuration of `images`.
+    /// The same with the configuration of `images`.
     pub fn configured(images: &Images) -> Self {
         Self::start(images, &["--config", images.path("config.toml").to_str().expect("text")])
     }
 
-    /// The same with a command from [`Daemon::command`] for the folder `run`.
+    /// The same with a command from [`Daemon::command`] for the directory `run`.
     pub fn start_command(images: &Images, mut command: Command) -> Self {
         use std::io::BufRead as _;
         let control = images.path("run").join("control.sock");
@@ -325,14 +334,14 @@ impl Daemon {
         daemon
     }
 
-    /// What it has logged.
+    /// Returns what it has logged.
     pub fn log(&self) -> String {
-        // An answer comes after the lines that were logged before it.
+        // An answer arrives after the lines that were logged before it.
         let _ended_already = self.ask_anything();
         std::fs::read_to_string(&self.errors).expect("readable")
     }
 
-    /// Has it answer something, or waits a while.
+    /// Makes the daemon answer a request, or waits a while.
     fn ask_anything(&self) -> std::io::Result<()> {
         use std::io::{Read as _, Write as _};
         let mut stream = std::os::unix::net::UnixStream::connect(&self.control)?;
@@ -345,7 +354,7 @@ impl Daemon {
         self.control.to_str().expect("text")
     }
 
-    /// The NBD URI of a volume.
+    /// Returns the NBD URI of a volume.
     pub fn uri(&self, volume: &str) -> String {
         format!("nbd+unix:///{volume}?socket={}", self.control.with_file_name("nbd.sock").display())
     }
@@ -358,25 +367,25 @@ impl Daemon {
         rustix::process::kill_process(self.process(), signal).expect("signals");
     }
 
-    /// Its process's.
+    /// Returns its process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// The same, for who changes its limits.
+    /// The same, in the form needed to change its limits.
     pub fn process(&self) -> rustix::process::Pid {
         let id = i32::try_from(self.id()).expect("a process id");
         rustix::process::Pid::from_raw(id).expect("not zero")
     }
 
-    /// From now on its writes to files beyond `offset` fail, as on a device that goes bad.
+    /// From now on its writes to files past `offset` fail, as on a failing device.
     pub fn fail_writes_beyond(&self, offset: u64) {
         use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
         let limit = Rlimit { current: Some(offset), maximum: getrlimit(Resource::Fsize).maximum };
         prlimit(Some(self.process()), Resource::Fsize, limit).expect("its own process");
     }
 
-    /// The device is well again.
+    /// From now on its writes succeed again.
     pub fn writes_succeed(&self) {
         use rustix::process::{Resource, getrlimit, prlimit};
         prlimit(Some(self.process()), Resource::Fsize, getrlimit(Resource::Fsize)).expect("its own process");
@@ -391,14 +400,15 @@ impl Daemon {
         }
     }
 
-    /// Stops it in order; its exit status and its log.
+    /// Stops it cleanly; returns its exit status and its log.
     pub fn stop(mut self) -> (i32, String) {
         self.signal(rustix::process::Signal::TERM);
         let started = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().expect("waits") {
                 let (code, log) = (status.code().expect("ended by itself"), self.log());
-                // Who watches the log goes by that, whatever the run was about. The last line of one that fails is the program's.
+                // Every log line needs a stable event id, whatever the test is about. The last line
+                // of a failing daemon comes from the program, not from the log.
                 let lines = log.lines().count() - usize::from(code != 0);
                 let bare: Vec<_> = log.lines().take(lines).filter(|line| !line.contains("[event=")).collect();
                 assert!(bare.is_empty(), "lines without a stable id: {bare:?}");
@@ -409,7 +419,7 @@ impl Daemon {
         }
     }
 
-    /// Kills it without a word.
+    /// Kills it without warning.
     pub fn kill(mut self) {
         self.child.kill().expect("kills");
         self.child.wait().expect("waits");
@@ -423,20 +433,20 @@ impl Drop for Daemon {
     }
 }
 
-/// Where its daemon listens.
+/// Returns the control socket of its daemon.
 pub fn control(images: &Images) -> String {
     images.path("run/control.sock").to_str().expect("text").to_owned()
 }
 
-/// The process that answers, if one does.
+/// Returns the id of the process that answers, if one does.
 pub fn pid(images: &Images) -> Option<i32> {
     let status = bcached(&["status", "--json", "--control", &control(images)]);
-    // 1: not all is as it should be.
+    // 1: something is not as it should be.
     let status = matches!(status.exit, 0 | 1).then(|| json(&status.out))?;
     status["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok())
 }
 
-/// Whichever process answers for these images at last is ended.
+/// Ends whichever process answers for these images last.
 pub struct Last<'a>(pub &'a Images);
 
 impl Drop for Last<'_> {
@@ -444,7 +454,8 @@ impl Drop for Last<'_> {
         let Some(id) = pid(self.0) else { return };
         let process = rustix::process::Pid::from_raw(id).expect("not zero");
         let _ended_already = rustix::process::kill_process(process, rustix::process::Signal::KILL);
-        // It is nobody's child here, so it cannot be waited for. Ended, it has no program any more, whoever is to reap it.
+        // It is not a child of this process, so it cannot be waited for. Once ended it has no `exe`
+        // link, whether reaped or not.
         let started = Instant::now();
         while std::fs::read_link(format!("/proc/{id}/exe")).is_ok() && started.elapsed() < LIMIT {
             std::thread::sleep(Duration::from_millis(5));
@@ -452,7 +463,7 @@ impl Drop for Last<'_> {
     }
 }
 
-/// A daemon through a shell, which sets its limits and becomes it.
+/// Returns a command that starts the daemon from a shell, which sets its limits first.
 pub fn limited(command: &Command, limits: &str) -> Command {
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(format!("{limits}; exec \"$0\" \"$@\"")).arg(command.get_program());
@@ -465,7 +476,7 @@ pub fn limited(command: &Command, limits: &str) -> Command {
     shell
 }
 
-/// A program that is bcached, and does `before` first.
+/// Returns a program that runs `before` and then becomes bcached.
 pub fn wrapped(images: &Images, before: &str) -> String {
     let path = images.path("wrapped");
     std::fs::write(&path, format!("#!/bin/sh\n{before}\nexec {PROGRAM} \"$@\"\n")).expect("a script");
@@ -473,12 +484,12 @@ pub fn wrapped(images: &Images, before: &str) -> String {
     path.to_str().expect("text").to_owned()
 }
 
-/// `bcached` with `words` at the daemon.
+/// Runs `bcached` with `words` against the daemon.
 pub fn ask(daemon: &Daemon, words: &[&str]) -> Ran {
     bcached(&[words, &["--control", daemon.control()]].concat())
 }
 
-/// What that says, which must succeed.
+/// The same, must succeed; returns its output.
 #[track_caller]
 pub fn done(daemon: &Daemon, words: &[&str]) -> String {
     let ran = ask(daemon, words);
@@ -486,7 +497,7 @@ pub fn done(daemon: &Daemon, words: &[&str]) -> String {
     ran.out
 }
 
-/// It must be refused, in one sentence that holds this.
+/// The command must be refused, in one line that contains `sentence`.
 #[track_caller]
 pub fn refused(daemon: &Daemon, words: &[&str], exit: i32, sentence: &str) {
     let ran = ask(daemon, words);
@@ -494,14 +505,14 @@ pub fn refused(daemon: &Daemon, words: &[&str], exit: i32, sentence: &str) {
     assert_eq!(ran.err.lines().count(), 1, "one sentence: {ran:?}");
 }
 
-/// The same, and with `--dry-run` too.
+/// The same, with `--dry-run` as well.
 #[track_caller]
 pub fn refused_also_dry(daemon: &Daemon, words: &[&str], exit: i32, sentence: &str) {
     refused(daemon, &[words, &["--dry-run"]].concat(), exit, sentence);
     refused(daemon, words, exit, sentence);
 }
 
-/// Bytes that tell their place, and by `seed` who has written them.
+/// Returns bytes that depend on their position and on `seed`.
 pub fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
     (0..bytes).map(|n| seed ^ (n / 512).to_le_bytes()[0] ^ (n % 251).to_le_bytes()[0]).collect()
 }
@@ -515,7 +526,7 @@ pub fn fill(images: &Images, daemon: &Daemon, volume: &str, data: &[u8]) {
     assert_eq!(ran.exit, 0, "{ran:?}\n{}", daemon.log());
 }
 
-/// All of the volume, as a client sees it.
+/// Returns all of the volume, as a client reads it.
 #[track_caller]
 pub fn content(images: &Images, daemon: &Daemon, volume: &str) -> Vec<u8> {
     let path = images.path("found");

@@ -1,14 +1,15 @@
-//! A file that is served by a program, which decides what becomes of each request for it. Needs `nbdkit` and `nbdfuse`.
+//! A file served by a program that decides the outcome of each request. Needs `nbdkit` and
+//! `nbdfuse`.
 
 use super::{Images, requires};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a file system in user space may take to be there.
+/// How long a FUSE file system may take to appear.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// It lives as long as this.
+/// The served file; it exists as long as this.
 pub struct Served {
     folder: PathBuf,
     server: Child,
@@ -16,7 +17,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// By nbdkit with these words. `None`: not on this machine.
+    /// Serves the file by nbdkit with these words. Returns `None` if this machine lacks the tools.
     pub fn by(images: &Images, name: &str, words: &[String]) -> Option<Self> {
         if !["nbdkit", "nbdfuse"].iter().all(|tool| requires(tool)) {
             return None;
@@ -38,8 +39,8 @@ impl Served {
         Some(served)
     }
 
-    /// An image, by nbdkit, with what a shell is to do before each read and write, after each write, and for each flush: of a request it has `$3`
-    /// bytes from `$4` on.
+    /// Serves an image by nbdkit, with shell commands to run before each read and write, after each
+    /// write, and for each flush. They see a request as `$3` bytes from `$4` on.
     pub fn scripted(
         images: &Images,
         name: &str,
@@ -61,7 +62,7 @@ impl Served {
         Self::by(images, name, &words)
     }
 
-    /// Where it is.
+    /// Returns the path of the file.
     pub fn file(&self) -> PathBuf {
         self.folder.join("nbd")
     }

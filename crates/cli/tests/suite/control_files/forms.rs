@@ -1,26 +1,26 @@
-//! What the texts of control files look like.
+//! The forms of the texts in control files.
 
-/// What a file's text is to look like.
+/// The expected form of a file's text.
 #[derive(Clone, Copy)]
 pub enum Form {
-    /// It cannot be read.
+    /// The file cannot be read.
     No,
     /// `4.0M`
     Size,
     /// A whole number.
     Number,
-    /// The same, or -1.
+    /// A whole number or -1.
     Since,
     /// 0 or 1.
     Flag,
-    /// All of these, one of them in brackets.
+    /// All of these words, one of them in brackets.
     Words(&'static [&'static str]),
-    /// That, and a new line.
+    /// This text and a newline.
     Text(&'static str),
-    /// These, and nothing else.
+    /// Exactly this text.
     Exact(&'static str),
     Uuid,
-    /// Lines of a label with tabs, and what follows it.
+    /// Lines of a label with tabs, and a value of that kind.
     Lines(&'static [(&'static str, Kind)]),
 }
 

@@ -1,5 +1,5 @@
-//! The kernel's control files beside the volumes of a FUSE mount: every file that the kernel has, what is read and written there, and the
-//! programs that know them.
+//! The kernel's control files beside the volumes of a FUSE mount: every file that the kernel has,
+//! reads and writes of them, and the programs that use them.
 
 #![allow(clippy::panic, reason = "helpers of tests fail like tests")]
 
@@ -25,7 +25,7 @@ const EINVAL: i32 = 22;
 const ENOSPC: i32 = 28;
 const EOPNOTSUPP: i32 = 95;
 
-/// Whether volumes can be mounted here; else the test is skipped.
+/// Returns whether volumes can be mounted here; if not, the test is skipped.
 fn has_fuse() -> bool {
     match OpenOptions::new().read(true).write(true).open("/dev/fuse") {
         Ok(_) if rustix::process::geteuid().is_root() => true,
@@ -63,14 +63,14 @@ impl Served {
         fs::read_to_string(self.path(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
     }
 
-    /// As `echo TEXT > PATH` does; 0, or the number of the error.
+    /// Writes as `echo TEXT > PATH` does; returns 0 or the error number.
     #[track_caller]
     fn write(&self, path: &str, text: &str) -> i32 {
         let written = fs::write(self.path(path), text);
         written.map_or_else(|error| error.raw_os_error().unwrap_or_else(|| panic!("{path}: {error}")), |()| 0)
     }
 
-    /// Where things lie is looked at anew a few times a second, and no more often.
+    /// Waits until a path is gone: directories are refreshed only a few times a second.
     #[track_caller]
     fn wait_until_gone(&self, path: &str) {
         let started = Instant::now();
@@ -80,7 +80,7 @@ impl Served {
         }
     }
 
-    /// An option, as `bcached get` tells it.
+    /// Returns an option's value and origin, as `bcached get` reports them.
     #[track_caller]
     fn option(&self, of: &str, name: &str) -> (String, String) {
         let shown = json(&done(&self.daemon, &["get", of, name, "--json"]));
@@ -89,7 +89,7 @@ impl Served {
         (text("value"), text("origin"))
     }
 
-    /// A MiB of the volume written and read back, through the mount.
+    /// Writes a MiB of the volume and reads it back, through the mount.
     fn use_it(&self) {
         let tank = self.images.path("run/fuse/volumes/tank");
         let file = OpenOptions::new().read(true).write(true).open(tank).expect("it is there");
@@ -111,7 +111,7 @@ impl Served {
     }
 }
 
-/// The same numbers as `status`, in the kernel's form.
+/// Control files have the same numbers as `status`, in the kernel's form.
 #[test]
 fn control_files_say_what_the_status_says() {
     if !has_fuse() {
@@ -148,7 +148,7 @@ fn control_files_say_what_the_status_says() {
     ] {
         assert_eq!(served.read(&format!("fs/bcache/SET/{file}")), number(&cache[key]), "{file}");
     }
-    // What is cleared counts from there on in these files, and nowhere else.
+    // Clearing statistics affects these files only.
     let hits = volume["hits"].as_u64().expect("a number");
     for of in ["block/bcache0/bcache", "fs/bcache/SET", "fs/bcache/SET/cache0"] {
         assert_eq!(served.write(&format!("{of}/clear_stats"), "1\n"), 0);
@@ -252,7 +252,7 @@ fn what_the_kernel_would_not_take_is_refused_and_changes_nothing() {
         assert_eq!(served.write(&path, written), EINVAL, "{path} {written:?}");
         assert_eq!(fs::read_to_string(served.path(&path)).unwrap_or_default(), before, "{path} {written:?}");
     }
-    // What cannot be otherwise here can be said as it is.
+    // Options that are fixed here accept their present value.
     for (path, as_it_is, otherwise) in [
         ("bdev0/readahead_cache_policy", "all\n", "meta-only\n"),
         ("bdev0/stop_when_cache_set_failed", "auto\n", "always\n"),

@@ -1,4 +1,4 @@
-//! Programs that know the kernel's files.
+//! Programs that read the kernel's files.
 
 use super::{Served, has_fuse};
 use crate::common::{requires, run, tool};
@@ -20,7 +20,7 @@ impl Drop for Running {
     }
 }
 
-/// What is written on `from`, line by line.
+/// Returns what is written to `from`, line by line.
 fn lines(from: impl io::Read + Send + 'static) -> mpsc::Receiver<String> {
     let (send, receive) = mpsc::channel();
     std::thread::spawn(move || {
@@ -33,7 +33,7 @@ fn lines(from: impl io::Read + Send + 'static) -> mpsc::Receiver<String> {
     receive
 }
 
-/// All samples of bcache that node_exporter tells, by name and labels.
+/// Returns all of node_exporter's bcache samples, by name and labels.
 fn node_exporter(sysfs: &Path) -> BTreeMap<String, f64> {
     let mut command = tool("prometheus-node-exporter");
     command.arg(format!("--path.sysfs={}", sysfs.display()));
@@ -99,14 +99,15 @@ fn node_exporter_reads_the_control_files() {
     for name in ["dirty_target_bytes", "writeback_rate", "writeback_change", "cache_bypass_hits_total"] {
         sample(name, backing);
     }
-    // The kernel's form has one digit behind the point, so the rest of the number is not told.
+    // The kernel's form has one decimal digit, so the rest of the number is lost.
     let written =
         (sample("written_bytes_total", device), cache["data_written_bytes"].as_f64().expect("a number"));
     assert!(written.0 <= written.1 && written.0 >= written.1 * 0.9, "{written:?}");
     served.end();
 }
 
-/// bcache-tools' program for udev knows no other place than `/sys`: it is given the mount there, and refused.
+/// bcache-tools' program for udev knows only `/sys`: with the mount bound there, its registration
+/// is refused.
 #[test]
 fn bcache_register_meets_the_control_files_in_sys() {
     const PROGRAM: &str = "/lib/udev/bcache-register";

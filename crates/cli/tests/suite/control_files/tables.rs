@@ -1,4 +1,5 @@
-//! Every control file that the kernel has: its name, its permissions and the form of its text, of a set made by `configure_pair`.
+//! Every control file that the kernel has, for a set made by `configure_pair`: its name, its
+//! permissions and the form of its text.
 
 use super::forms::{Form, Kind};
 

@@ -1,4 +1,4 @@
-//! Every file is there.
+//! Every control file exists.
 
 use super::forms::Form;
 use super::tables::{BACKING, CACHE, FLASH, INTERNAL, SET, STATS, TOP, Table, WINDOWS};
@@ -9,7 +9,8 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-/// The directory holds these files, as they are to be, and these others: links with where they lead, and directories.
+/// The directory holds exactly these files, with these permissions and forms, and these other
+/// entries: links with their targets, and directories.
 #[track_caller]
 fn holds(directory: &Path, files: Table, others: &[(&str, Option<String>)]) {
     let listed: BTreeSet<String> = fs::read_dir(directory)
@@ -55,7 +56,7 @@ fn every_control_file_of_the_kernel_is_there() {
         return;
     }
     let served = Served::start();
-    // What is dirty stays so.
+    // Dirty data stays dirty.
     assert_eq!(served.write("block/bcache0/bcache/writeback_running", "0\n"), 0);
     done(&served.daemon, &["add", "alone", "--size", "4M", "--cache", "fast"]);
     served.use_it();
@@ -80,7 +81,7 @@ fn every_control_file_of_the_kernel_is_there() {
         holds(&served.path("fs/bcache/SET").join(window), STATS, &[]);
         holds(&served.path("block/bcache0/bcache").join(window), STATS, &[]);
     }
-    // What monitors look for beside the directories of bcache.
+    // Files that monitors read beside the directories of bcache.
     let device: [(&str, u32, Form); 2] = [("dev", 0o444, Form::Text("0:0")), ("size", 0o444, Form::Number)];
     let device: Table = Box::leak(Box::new(device));
     holds(&served.path("fs/bcache/SET/bdev0/.."), device, &[("bcache", None)]);

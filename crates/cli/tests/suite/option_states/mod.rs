@@ -1,8 +1,10 @@
-//! Every option of a volume and of a cache, read, set, set badly and unset, in each state that its owner can be in. The options are those that
-//! the program has, so a new one is walked by itself.
+//! Every option of a volume and of a cache is read, set, set to bad values and unset, in each state
+//! that its owner can be in. The list of options is the program's own, so a new option is included
+//! automatically.
 //!
-//! The rule: it is done, and `get` says what was set; or it is refused, with what is the matter and what can be done, and nothing has
-//! changed. What was set while something was away holds when that is back.
+//! The rule: either the command succeeds, and `get` shows what was set; or it is refused, with the
+//! reason and what to do, and nothing changes. What was set while a device was away applies when it
+//! is back.
 
 mod states;
 
@@ -11,17 +13,18 @@ use bcached_config::options::value::Kind;
 use bcached_config::options::{Definition, Place, Scope};
 use std::path::PathBuf;
 
-/// Behind all of the cache, so that writes to a backing device alone can be made to fail.
+/// Past the end of the cache's offsets, so that writes to a backing device alone can be made to
+/// fail.
 const DATA_OFFSET: u64 = 40 << 20;
 const CACHE_BYTES: u64 = 36 << 20;
 const BACKING_BYTES: u64 = 60 << 20;
 
-/// The cache `fast` and the volume `media` on it, of which nothing is written back by itself.
+/// The cache `fast` and its volume `media`, without automatic write-back.
 struct Site {
     images: Images,
     fast: PathBuf,
     media: PathBuf,
-    /// Where a device is while it is missing.
+    /// The path of a device while it is missing.
     away: PathBuf,
 }
 
@@ -45,8 +48,8 @@ impl Site {
         Daemon::configured(&self.images)
     }
 
-    /// What is kept of options, each with its section. That a volume is detached is none of it: it is kept while a job lasts, which may end at
-    /// any moment.
+    /// Returns the stored options, each with its section. Whether a volume is detached is excluded:
+    /// that is stored while a job runs, which may end at any moment.
     fn kept(&self) -> Vec<String> {
         let text = self.images.kept();
         let mut section = "";
@@ -61,7 +64,7 @@ impl Site {
         options
     }
 
-    /// The volume has been served, and stopped in order.
+    /// The volume has been served, and stopped cleanly.
     fn served_once(&self) {
         let (exit, log) = self.start().stop();
         assert_eq!(exit, 0, "{log}");
@@ -70,24 +73,26 @@ impl Site {
 
 /// A state that a volume or a cache can be in.
 struct State {
-    /// Whose options are walked.
+    /// The volume or cache whose options are tested.
     owner: &'static str,
     scope: Scope,
-    /// Programs without which it cannot be brought about.
+    /// Programs that are needed to bring it about.
     needs: &'static [&'static str],
     /// Brings it about.
     enter: fn(&Site) -> Daemon,
-    /// Whether it is so.
+    /// Returns whether the owner is in the state.
     is_so: fn(&Daemon) -> bool,
-    /// Brings it about again if it is over by itself, which may be at any moment. Before each option, and at the end.
+    /// Brings it about again if it has ended, which may happen at any moment. Called before each
+    /// option, and at the end.
     renew: fn(&Daemon),
-    /// What cannot be set in it, and what the refusal says.
+    /// Options that cannot be set in it, and what the refusal says.
     refuses: &'static [(&'static str, i32, &'static str)],
-    /// What nobody can say in it, unless somebody has: its device keeps it.
+    /// Options whose value is unknown in it unless set: the device stores them.
     hidden: &'static [&'static str],
-    /// What it does not have at all.
+    /// Options that the owner does not have.
     lacks: &'static [&'static str],
-    /// Whether what its superblock keeps is written in this state: it stays there when it is unset.
+    /// Whether options stored in the superblock are written in this state: they stay there when
+    /// unset.
     writes_superblock: bool,
     /// Ends it; the owner works again.
     leave: fn(&Site, Daemon) -> Daemon,
@@ -115,7 +120,7 @@ fn get(daemon: &Daemon, owner: &str, option: &str) -> Seen {
     Seen { value: text("value"), origin: text("origin").unwrap_or_default() }
 }
 
-/// A value of the option that is not `now`, as `get` prints it.
+/// Returns a value of the option other than `now`, as `get` prints it.
 fn other(option: &Definition, now: Option<&str>) -> String {
     let first = |values: &[&str]| {
         let found = values.iter().find(|value| now != Some(**value));
@@ -130,7 +135,7 @@ fn other(option: &Definition, now: Option<&str>) -> String {
         Kind::Size => first(&["1M", "2M"]),
         Kind::Stripe | Kind::Rate(..) => first(&["8M", "16M"]),
         Kind::Time(..) => first(&["40s", "50s"]),
-        // Each in turn: what was set last is not what there was at first.
+        // Each in turn, so that the value set last differs from the initial one.
         Kind::Choice(words) => {
             let at = words.iter().position(|word| now == Some(*word)).map_or(0, |at| at + 1);
             words[at % words.len()].to_owned()
@@ -140,8 +145,9 @@ fn other(option: &Definition, now: Option<&str>) -> String {
     }
 }
 
-/// What is none of its values: of another form, empty, negative, broken, with a unit that there is not, and next to each end of its range.
-/// (Beyond an end of an option of the kernel's the end is taken, as there: `the_end_of_a_range_is_taken_with_a_word`.)
+/// Returns invalid values: malformed, empty, negative, fractional, with an unknown unit, and just
+/// outside its range. (An option of the kernel's is clamped to its range, as in the kernel:
+/// `the_end_of_a_range_is_taken_with_a_word`.)
 fn bad(option: &Definition) -> Vec<String> {
     let beside = |least: u64, greatest: u64| {
         let (below, above) = (least.checked_sub(1), greatest.checked_add(1));
@@ -152,7 +158,7 @@ fn bad(option: &Definition) -> Vec<String> {
         _ if option.is_of_kernel => (Vec::new(), ""),
         Kind::Number(least, greatest) => (beside(least, greatest), ""),
         Kind::Rate(least, greatest) => (beside(least, greatest), ""),
-        // The longest has no end that a number could be beyond.
+        // The longest time has no end that a number could exceed.
         Kind::Time(least, greatest) => (beside(least, greatest), "ms"),
         Kind::Flag | Kind::Size | Kind::Stripe | Kind::Choice(_) | Kind::Hours => (Vec::new(), ""),
     };
@@ -160,17 +166,17 @@ fn bad(option: &Definition) -> Vec<String> {
     forms.into_iter().chain(ends.iter().map(|end| format!("{end}{unit}"))).collect()
 }
 
-/// Whether its device keeps what is set.
+/// Returns whether the option's device stores it.
 fn is_kept(option: &Definition) -> bool {
     matches!(option.place, Place::Label | Place::CacheMode | Place::Kept { .. })
 }
 
-/// Whether nobody keeps it.
+/// Returns whether the option is never stored.
 fn is_fleeting(option: &Definition) -> bool {
     matches!(option.place, Place::Pace)
 }
 
-/// It says what is the matter and what can be done.
+/// The refusal gives the reason and what to do.
 #[track_caller]
 fn assert_refused(ran: &Ran, exit: i32, part: &str) {
     let error = json(&ran.err)["error"].clone();
@@ -184,13 +190,14 @@ fn assert_refused(ran: &Ran, exit: i32, part: &str) {
 
 impl State {
     fn refusal(&self, option: &Definition) -> Option<(i32, &'static str)> {
-        // The device keeps a label whoever keeps the rest.
+        // The label is stored on the device wherever the other options are.
         let is_any = |name: &str| name == "*" && !matches!(option.place, Place::Label);
         let found = self.refuses.iter().find(|(name, ..)| *name == option.name || is_any(name));
         found.map(|(_, exit, part)| (*exit, *part))
     }
 
-    /// The same of one that is so for a moment: nothing is ever kept of it, and what it is now nobody can foretell.
+    /// The same for an option that is valid only for the moment: it is never stored, and its
+    /// present value is unpredictable.
     fn walk_fleeting(&self, site: &Site, daemon: &Daemon, option: &Definition) {
         let (owner, name, kept) = (self.owner, option.name, site.kept());
         let set = |value: &str, more: &[&str]| {
@@ -217,7 +224,8 @@ impl State {
         assert_eq!(site.kept(), kept, "nothing is kept of {name}");
     }
 
-    /// Reads, sets, sets badly and unsets one option. All is as before when it returns.
+    /// Reads, sets, sets to bad values and unsets one option. Everything is as before when it
+    /// returns.
     fn walk(&self, site: &Site, daemon: &Daemon, option: &Definition) {
         let (owner, name) = (self.owner, option.name);
         if is_fleeting(option) {
@@ -276,7 +284,7 @@ impl State {
             done(daemon, &["unset", owner, name]);
         }
         let now = get(daemon, owner, name);
-        // Nobody else says it, and the device says what was set last.
+        // Nothing else sets it, and the device stores the last value.
         let stays = refusal.is_none() && is_kept(option) && self.writes_superblock;
         let after = if stays { Seen { value: Some(new), ..before } } else { before };
         assert_eq!(now, after, "{name} is unset");
@@ -291,7 +299,8 @@ impl State {
         assert_eq!(get(daemon, self.owner, option.name), wanted, "{}", option.name);
     }
 
-    /// Walks all options, then sets each, half of them until the daemon stops, and sees that they hold when the state is over.
+    /// Tests all options, then sets each, half of them with `--runtime`, and checks that they apply
+    /// when the state is over.
     fn check(&self) {
         if !self.needs.iter().all(|tool| requires(tool)) {
             return;
@@ -341,7 +350,7 @@ impl State {
         assert_eq!(exit, 0, "{log}");
         if let Some((_, mode, false)) = wanted.iter().find(|(name, ..)| *name == "cache_mode") {
             let shown = json(&bcached(&["show", "--json", site.media.to_str().expect("text")]).out);
-            // The word of the tool that printed it first.
+            // The word of `bcache-super-show`, which printed it first.
             let word = if mode == "none" { "no caching" } else { mode.as_str() };
             assert_eq!(shown["backing"]["cache_mode"].as_str(), Some(word), "{log}");
         }

@@ -31,7 +31,7 @@ fn again(site: &Site, daemon: Daemon) -> Daemon {
     site.start()
 }
 
-/// A volume: all can be set, and its superblock is written.
+/// A volume: all options can be set, and its superblock is written.
 const MEDIA: State = State {
     owner: "media",
     scope: Scope::Volume,
@@ -58,14 +58,14 @@ const FAILED: State = State {
     ..MEDIA
 };
 
-/// The label is on a device that nobody serves.
+/// The label is on a device that is not served.
 const UNSERVED: State = State {
     refuses: &[("label", 4, "the volume is not served"), ("writeback_rate", 4, "the volume is not served")],
     writes_superblock: false,
     ..MEDIA
 };
 
-/// The superblocks of devices that have not been seen.
+/// Options in superblocks of devices that have not been seen.
 const UNSEEN: &[&str] = &["label", "cache_mode", "cache_replacement_policy", "discard"];
 
 #[test]
@@ -189,10 +189,10 @@ fn of_a_stopped_volume() {
     state.check();
 }
 
-/// The device under the volume is cut, which stands for pulling it, and somebody has found that out.
+/// Truncates the device under the volume, which simulates pulling it, and makes the daemon notice.
 fn pull_backing(site: &Site) -> Daemon {
     let daemon = site.start();
-    // What is flushed now is not lost with the device.
+    // Data flushed now is not lost with the device.
     let uri = daemon.uri("media");
     assert_eq!(run(tool("qemu-io").args(["-f", "raw", "-c", "flush", &uri])).exit, 0);
     std::fs::copy(&site.media, &site.away).expect("a copy");
@@ -225,7 +225,8 @@ fn of_a_volume_whose_device_was_pulled() {
     state.check();
 }
 
-/// A job whose backing device takes nothing. After some rounds, a second each, it is given up: see [`State::renew`].
+/// Starts a job whose backing device fails all writes. The job is given up after some rounds of a
+/// second each: see [`State::renew`].
 fn begin(site: &Site, verb: &str) -> Daemon {
     let daemon = site.start();
     fill(&site.images, &daemon, "media", &pattern(1 << 20, 1));
@@ -276,11 +277,12 @@ fn of_a_volume_that_is_being_flushed() {
     state.check();
 }
 
-/// With dirty data of `volume` its cache fails.
+/// Makes the cache fail while it has dirty data of `volume`.
 fn fail_cache(site: &Site, daemon: &Daemon, volume: &str) {
     fill(&site.images, daemon, volume, &pattern(1 << 20, 1));
     done(daemon, &["set", volume, "on_cache_error=fail", "--runtime"]);
-    // Everything but the superblocks lies beyond, and what is written beside the devices does not.
+    // Everything but the superblocks lies past this offset; the files written beside the devices
+    // are smaller.
     daemon.fail_writes_beyond(60 << 10);
     let _it_fails =
         run(tool("qemu-io").args(["-f", "raw", "-c", "discard 0 64k", "-c", "flush", &daemon.uri(volume)]));
@@ -288,7 +290,8 @@ fn fail_cache(site: &Site, daemon: &Daemon, volume: &str) {
     done(daemon, &["unset", volume, "on_cache_error"]);
 }
 
-/// Its device takes writes again as far as to where it failed last, and no further: the set is let go of, and cannot be opened.
+/// The device accepts writes again up to the sector that failed last, and no further: the set is
+/// closed, and cannot be reopened.
 fn let_go(site: &Site, daemon: &Daemon, volume: &str) {
     fail_cache(site, daemon, volume);
     let status = daemon.status();
@@ -341,7 +344,8 @@ fn of_a_volume_whose_cache_was_let_go_of() {
     state.check();
 }
 
-/// All that is about a backing device: everything but `label`, `on_cache_error` and `freeze_timeout`.
+/// All options about a backing device: everything but `label`, `on_cache_error` and
+/// `freeze_timeout`.
 const ABOUT_BACKING: &[&str] = &[
     "cache_mode",
     "sequential_cutoff",
@@ -367,7 +371,7 @@ const ABOUT_BACKING: &[&str] = &[
     "on_backing_error",
 ];
 
-/// A volume that lives in the cache alone, of which nothing can be kept.
+/// A volume that lives in the cache alone, whose options cannot be stored.
 const SCRATCH: State = State {
     owner: "scratch",
     enter: add_scratch,
@@ -418,7 +422,8 @@ fn of_a_volume_in_a_cache_that_was_let_go_of() {
         needs: &["nbdcopy", "qemu-io"],
         enter: |site| {
             let daemon = add_scratch(site);
-            // A volume that could do without the cache would need a device in memory for that, which is beyond the limit too.
+            // A volume that can be served without the cache would need a device in memory for that,
+            // which also lies past the limit.
             done(&daemon, &["stop", "media"]);
             let_go(site, &daemon, "scratch");
             daemon
@@ -431,7 +436,7 @@ fn of_a_volume_in_a_cache_that_was_let_go_of() {
     state.check();
 }
 
-/// A cache: all can be set, and its superblock is written.
+/// A cache: all options can be set, and its superblock is written.
 const FAST: State = State {
     owner: "fast",
     scope: Scope::Cache,
@@ -466,7 +471,7 @@ fn of_a_cache_that_is_damaged() {
         enter: |site| {
             site.served_once();
             std::fs::copy(&site.fast, &site.away).expect("a copy");
-            // Within the list of journal buckets, which the sum covers.
+            // Within the list of journal buckets, which the checksum covers.
             patch(&site.fast, 4096 + 216, &[0xff; 8]);
             site.start()
         },

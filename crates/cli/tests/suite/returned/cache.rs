@@ -1,4 +1,5 @@
-//! The same of the cache device. The file that is cut stands for a disk with a volatile cache, as every file does.
+//! A cache device that is pulled and returns. The truncated file simulates a disk with a volatile
+//! write cache, as every file does.
 
 use super::client::Client;
 use super::{volume, wait_for_event};
@@ -8,12 +9,12 @@ use crate::common::{
 
 const DATA_BYTES: usize = 1 << 20;
 
-/// A cache with a volume in mode writeback that nothing is written back of, and one in mode writethrough.
+/// Makes a cache with a volume in writeback mode without write-back, and one in writethrough mode.
 fn site(options: &str) -> Images {
     let images = Images::new();
     let fast = images.blank("fast", 36 << 20);
     assert_eq!(bcached(&["make", "-b", "64k", "-C", &fast]).exit, 0);
-    // What nobody flushes stays out of the journal.
+    // Data that is not flushed stays out of the journal.
     let mut text = format!("version = 1\n[cache.fast]\ndevice = {fast:?}\njournal_delay_ms = 60000\n");
     for (volume, mode) in [("dirty", "writeback"), ("clean", "writethrough")] {
         let device = images.blank(volume, 20 << 20);
@@ -27,25 +28,25 @@ fn site(options: &str) -> Images {
     images
 }
 
-/// The cache as it is now, which may come back, by this name.
+/// Copies the cache as it is now to a file of this name, as the device that may return.
 fn copy(images: &Images, name: &str) -> String {
     let copy = images.path(name);
     std::fs::copy(images.path("fast"), &copy).expect("a copy");
     copy.to_str().expect("text").to_owned()
 }
 
-/// From now on nothing is to be had from the cache device.
+/// Makes the cache device unreachable from now on.
 fn pull(images: &Images) {
     pull_device(images, "fast");
 }
 
-/// The same of any device.
+/// The same for any device.
 fn pull_device(images: &Images, name: &str) {
     let file = std::fs::File::options().write(true).open(images.path(name));
     file.and_then(|file| file.set_len(0)).expect("cut");
 }
 
-/// Another one has its name from now on.
+/// From now on another device has its name.
 fn plug(images: &Images, copy: &str) {
     std::fs::rename(copy, images.path("fast")).expect("another file");
 }
@@ -56,7 +57,8 @@ fn wait_until_served(daemon: &Daemon) {
     });
 }
 
-/// Who pulled an SSD and put it back had to start the daemon again, and clients had seen errors until then.
+/// A regression: after an SSD was pulled and put back, the daemon had to be restarted, and clients
+/// saw errors until then.
 #[test]
 fn a_cache_device_that_comes_back_is_taken_up_under_its_clients() {
     if !requires("nbdcopy") || !requires("qemu-io") || !requires("nbdsh") {
@@ -71,7 +73,7 @@ fn a_cache_device_that_comes_back_is_taken_up_under_its_clients() {
     dirty.ask("write -f -P 9 2M 64k", "wrote 65536/65536");
     clean.ask("write -P 9 2M 64k", "wrote 65536/65536");
     let copy = copy(&images, "fast elsewhere");
-    // Nobody flushes these: with its power they may go.
+    // These are not flushed: they may be lost when the power is cut.
     dirty.ask("write -P 7 4M 64k", "wrote 65536/65536");
     pull(&images);
     dirty.begin("write -f -P 6 6M 64k");
@@ -85,17 +87,17 @@ fn a_cache_device_that_comes_back_is_taken_up_under_its_clients() {
     assert!(!flushes(&daemon, "dirty") && flushes(&daemon, "dirty"), "{}", daemon.log());
     wait_for_event(&daemon, "cache-works-again");
     wait_until_served(&daemon);
-    // What was given up has no other trace than this.
+    // This is the only trace of the writes that were given up.
     wait_for_event(&daemon, "writes-given-up");
     let log = daemon.log();
     let given_up: Vec<_> = log.lines().filter(|line| line.contains("event=writes-given-up")).collect();
     assert_eq!(given_up.len(), 1, "{log}");
-    // Perhaps with the one that waits, which nobody was told of yet.
+    // Perhaps together with the write that waits, which is not acknowledged yet.
     assert!(given_up[0].contains("cache fast") && given_up[0].contains("sectors 8192 to "), "{log}");
     assert!(given_up[0].contains("KiB of dirty ("), "{log}");
     dirty.ask("read -P 9 2M 64k", "read 65536/65536");
     dirty.ask("read -P 6 6M 64k", "read 65536/65536");
-    // All of this one was on its backing device.
+    // All data of this volume was on its backing device.
     clean.ask("read -P 8 3M 64k", "read 65536/65536");
     clean.ask("write -f -P 5 7M 4k", "wrote 4096/4096");
     dirty.leave();
@@ -109,8 +111,8 @@ fn a_cache_device_that_comes_back_is_taken_up_under_its_clients() {
     assert_eq!(checked.exit, 0, "{}", checked.out);
 }
 
-/// A bus that was reset took both away. The cache was opened again, and its volume was given the disk of before for ever: what was asked of
-/// it failed until the daemon was started anew.
+/// A regression: a bus reset took both devices away. The cache was reopened, but its volume kept
+/// the old disk permanently, and requests to it failed until the daemon was restarted.
 #[test]
 fn a_cache_and_its_disk_that_come_back_are_both_taken_up() {
     if !requires("nbdcopy") || !requires("qemu-io") {
@@ -137,7 +139,7 @@ fn a_cache_and_its_disk_that_come_back_are_both_taken_up() {
         };
         for (from, to) in order {
             std::fs::rename(from, images.path(to)).expect("another file");
-            // Whoever comes second comes when the first has been looked at.
+            // The second device returns after the first has been examined.
             daemon.wait_for("it is looked for", |_| {
                 daemon.log().contains("event=device-returned") || to == "dirty"
             });
@@ -153,7 +155,8 @@ fn a_cache_and_its_disk_that_come_back_are_both_taken_up() {
     }
 }
 
-/// What somebody has started meanwhile holds another history than what clients were told.
+/// A cache that was started elsewhere meanwhile has another history than the one acknowledged to
+/// clients.
 #[test]
 fn a_cache_device_that_somebody_else_has_used_is_not_taken_up() {
     if !requires("nbdcopy") || !requires("qemu-io") {
@@ -165,7 +168,7 @@ fn a_cache_device_that_somebody_else_has_used_is_not_taken_up() {
     fill(&images, &daemon, "dirty", &data);
     let mut client = Client::connect(&daemon, "dirty");
     let (used, same) = (copy(&images, "used"), copy(&images, "same"));
-    // Whoever starts it counts the writes of its superblock on.
+    // Each start increments the sequence number of its superblock.
     reseal(&used, 112, bytes(&used)[4096 + 112] + 1);
     pull(&images);
     client.ask("write -f -P 6 6M 64k", "write failed");

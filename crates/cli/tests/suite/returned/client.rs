@@ -1,4 +1,4 @@
-//! A client that is asked one thing after another, and may have to wait.
+//! A client that gets one request after another, and may have to wait.
 
 use crate::common::{Daemon, tool};
 use std::io::{BufRead as _, Write as _};
@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
-/// A client that has no answer by then has none.
+/// A client without an answer after this time gets none.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A client that stays connected.
@@ -45,7 +45,7 @@ impl Client {
     }
 
     pub fn waits(&self) -> bool {
-        // What is left of the last answer is how fast that was.
+        // The rest of the last answer is its speed.
         let news = self.answers.try_iter().find(|line| !line.contains("ops/sec"));
         news.is_none()
     }

@@ -1,6 +1,6 @@
-//! A backing device that is pulled while its volume is served, and comes back as another one, as processes. A file that is cut stands for
-//! the pulled disk: whatever it was, nothing is read from it or written to it any more. A copy of it, of before that, is the disk that comes
-//! back, under the same name.
+//! A backing device that is pulled while its volume is served, and returns as another device, as
+//! processes. A truncated file simulates the pulled disk: nothing is read from it or written to it
+//! any more. A copy made before that is the disk that returns, under the same name.
 
 mod cache;
 mod client;
@@ -15,13 +15,13 @@ const DATA_BYTES: usize = 1 << 20;
 /// Where the volume begins on its device.
 const DATA_OFFSET: usize = 8 << 10;
 
-/// A cache with two volumes in mode writeback that nothing is written back of, each on a file.
+/// A cache with two volumes in writeback mode without write-back, each on a file.
 struct Site {
     images: Images,
 }
 
 impl Site {
-    /// Who needs the disk while it is away fails.
+    /// Requests that need the disk while it is away fail.
     fn failing() -> Self {
         Self::new("on_backing_error = \"fail\"")
     }
@@ -32,7 +32,7 @@ impl Site {
         let fast = images.blank("fast", 36 << 20);
         assert_eq!(bcached(&["make", "-b", "64k", "-C", &fast]).exit, 0);
         let mut text = format!("version = 1\n[cache.fast]\ndevice = {fast:?}\n");
-        // The one that stays comes first: it is looked at before the other.
+        // The volume that stays is first: it is examined before the other.
         for volume in ["stays", "tank"] {
             let device = images.blank(volume, 20 << 20);
             assert_eq!(bcached(&["make", "--writeback", "--label", volume, "-B", &device]).exit, 0);
@@ -47,20 +47,20 @@ impl Site {
         self.images.path(name).to_str().expect("text").to_owned()
     }
 
-    /// The disk of the volume as it is now, which may come back.
+    /// Copies the volume's disk as it is now, as the disk that may return.
     fn copy(&self, volume: &str) -> String {
         let copy = self.file(&format!("{volume} elsewhere"));
         std::fs::copy(self.file(volume), &copy).expect("a copy");
         copy
     }
 
-    /// From now on nothing is to be had from the disk.
+    /// Makes the disk unreachable from now on.
     fn pull(&self, volume: &str) {
         let file = std::fs::File::options().write(true).open(self.file(volume));
         file.and_then(|file| file.set_len(0)).expect("cut");
     }
 
-    /// Another one has its name from now on.
+    /// From now on another disk has its name.
     fn plug(&self, copy: &str, volume: &str) {
         std::fs::rename(copy, self.file(volume)).expect("another file");
     }
@@ -75,7 +75,8 @@ fn wait_for_event(daemon: &Daemon, event: &str) {
     daemon.wait_for(event, |_| daemon.log().contains(&format!("event={event}")));
 }
 
-/// Incident F10: who pulled a disk and put it back had a volume that failed until somebody took it away and added it again.
+/// Incident F10: after a disk was pulled and put back, its volume failed until it was removed and
+/// added again.
 #[test]
 fn a_backing_device_that_comes_back_is_taken_up_under_its_clients() {
     if !requires("nbdcopy") || !requires("qemu-io") {
@@ -94,7 +95,7 @@ fn a_backing_device_that_comes_back_is_taken_up_under_its_clients() {
     client.ask("read -P 9 1M 64k", "read 65536/65536");
     client.ask("write -P 7 1M 64k", "wrote 65536/65536");
     daemon.wait_for("it is degraded", |status| volume(status, "tank")["state"] == "degraded");
-    // What works is left alone, whatever its name leads to by now.
+    // A working device is left alone, whatever its name leads to by now.
     let other = site.copy("stays");
     site.plug(&other, "stays");
     site.plug(&copy, "tank");
@@ -123,8 +124,8 @@ fn a_backing_device_that_comes_back_is_taken_up_under_its_clients() {
     assert_eq!(exit, 0, "{log}");
 }
 
-/// What was acknowledged and not flushed may be gone with the power of the disk: whoever flushes next must hear of it, and not that all is
-/// well because the new one has nothing to flush.
+/// Acknowledged writes that were not flushed may be lost when the disk loses power. The next flush
+/// must fail, and not succeed because the new disk has nothing to flush.
 #[test]
 fn a_flush_fails_for_what_a_pulled_device_may_have_lost() {
     if !requires("nbdcopy") || !requires("qemu-io") || !requires("nbdsh") {
@@ -154,7 +155,8 @@ fn a_flush_fails_for_what_a_pulled_device_may_have_lost() {
     assert_eq!(exit, 0, "{log}");
 }
 
-/// A disk that was given to somebody else in between holds newer data than what the cache believes of it, or misses its end.
+/// A disk that was used elsewhere in between holds newer data than the cache knows of, or is
+/// truncated.
 #[test]
 fn a_device_that_somebody_else_has_used_is_not_taken_up() {
     if !requires("nbdcopy") || !requires("qemu-io") {
@@ -191,7 +193,7 @@ fn a_device_that_somebody_else_has_used_is_not_taken_up() {
         }
     }
     assert_eq!(daemon.log().matches("event=device-not-taken").count(), 2, "told once: {}", daemon.log());
-    // What is told is what is there now.
+    // The reason describes what is there now.
     std::fs::remove_file(site.file("tank")).expect("it is there");
     let reason =
         |status: &serde_json::Value| volume(status, "tank")["reason"].as_str().unwrap_or_default().to_owned();
@@ -210,7 +212,8 @@ fn a_device_that_somebody_else_has_used_is_not_taken_up() {
     assert_eq!(exit, 0, "{log}");
 }
 
-/// A disk that was away for a moment made whoever needed it fail, and a file system on it go read-only.
+/// A regression: while a disk was away for a moment, requests that needed it failed, and a file
+/// system on it became read-only.
 #[test]
 fn who_needs_a_disk_that_is_away_waits_and_who_does_not_goes_on() {
     if !requires("nbdcopy") || !requires("qemu-io") {
@@ -221,7 +224,7 @@ fn who_needs_a_disk_that_is_away_waits_and_who_does_not_goes_on() {
     let mut client = Client::connect(&daemon, "tank");
     let (mut reader, mut writer) = (Client::connect(&daemon, "tank"), Client::connect(&daemon, "tank"));
     client.ask("write -P 9 1M 64k", "wrote 65536/65536");
-    // What a former process may have written is flushed.
+    // Flushes what a former process may have written.
     let mut first = Client::connect(&daemon, "tank");
     first.begin("flush");
     first.leave();
@@ -232,8 +235,8 @@ fn who_needs_a_disk_that_is_away_waits_and_who_does_not_goes_on() {
     client.ask("read -P 9 1M 64k", "read 65536/65536");
     client.ask("write -P 7 1M 64k", "wrote 65536/65536");
     client.ask("write -f -P 7 2M 64k", "wrote 65536/65536");
-    // Until it is known that the disk is gone a file that was cut takes writes; and whoever's write ends beside one to the disk may have
-    // lost something, for all that the engine knows.
+    // Until the disk is known to be gone, the truncated file accepts writes. A write that ends
+    // while one to the disk is in flight may have lost something, as far as the engine knows.
     wait_for_event(&daemon, "device-trouble");
     writer.begin("write -f -P 6 4M 512k");
     daemon.wait_for("it says so", |status| {
@@ -260,7 +263,8 @@ fn who_needs_a_disk_that_is_away_waits_and_who_does_not_goes_on() {
     assert_eq!(exit, 0, "{log}");
 }
 
-/// The next process cannot have what is not there: a volume that was served from its cache was not served at all any more.
+/// A regression: the next process could not open the missing disk, so a volume that was served from
+/// its cache was not served any more.
 #[test]
 fn nobody_takes_over_while_a_disk_is_away() {
     if !requires("qemu-io") {
@@ -305,7 +309,7 @@ fn a_flush_that_waited_says_what_a_pulled_device_may_have_lost() {
     site.plug(&copy, "tank");
     assert!(!flush.wait().expect("ends").success(), "{}", daemon.log());
     client.ask("write -f -P 3 8M 4k", "wrote 4096/4096");
-    // That one was asked for before it was known.
+    // This flush was requested before the loss was known.
     assert!(!flushes(&daemon, "tank") && flushes(&daemon, "tank"));
     client.leave();
     let (exit, log) = daemon.stop();
@@ -340,7 +344,8 @@ fn waiting_for_a_disk_has_an_end_and_the_disk_is_looked_for_all_the_same() {
     assert_eq!(exit, 0, "{log}");
 }
 
-/// Nobody is kept by a policy that is not in force any more, or by a daemon that is to stop.
+/// Requests do not wait because of a policy that is no longer in force, or while the daemon is
+/// stopping.
 #[test]
 fn who_is_not_to_wait_for_a_disk_is_told_at_once() {
     if !requires("qemu-io") {

@@ -1,4 +1,4 @@
-//! Clients that verify what they read while processes come and go.
+//! Clients that verify what they read while daemon processes replace each other.
 
 use crate::common::{Images, Ran, bcached, control};
 use std::io::{self, Read as _, Write as _};
@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 pub const MIB: u64 = 1 << 20;
-/// What takes longer does not end.
+/// The time limit after which an operation counts as hanging.
 pub const LIMIT: Duration = Duration::from_secs(60);
-/// Clients, each with a part of the volume for itself.
+/// The number of clients, each of which uses its own part of the volume.
 pub const CLIENTS: usize = 3;
-/// Blocks of 4 KiB of each.
+/// The number of 4 KiB blocks of each client.
 pub const BLOCKS: usize = 256;
 const BLOCK: usize = 4096;
 
@@ -22,7 +22,7 @@ pub fn configured() -> Images {
     images
 }
 
-/// A client that can do no more than it must, of `tank` as a rule.
+/// A minimal NBD client, usually of `tank`.
 pub struct Client(UnixStream);
 
 impl Client {
@@ -82,7 +82,7 @@ impl Client {
         self.ask((1, 0), block, &value.to_le_bytes().repeat(BLOCK / 4))
     }
 
-    /// Makes a block zero. `by_writing`: what is below it is to be allocated.
+    /// Zeroes a block. With `by_writing`, the space below must be allocated.
     fn zero(&mut self, block: usize, by_writing: bool) -> io::Result<()> {
         self.ask((6, if by_writing { 2 } else { 0 }), block, &[])
     }
@@ -96,15 +96,15 @@ impl Client {
     }
 }
 
-/// What a client has written, and what has been answered.
+/// What a client has written, and what was acknowledged.
 #[derive(Clone)]
 pub struct Model {
     pub first: usize,
     pub values: Vec<u32>,
-    /// Asked for and not answered.
+    /// Requested and not acknowledged.
     doubt: Option<(usize, u32)>,
     pub last: u32,
-    /// What a request has taken at most.
+    /// The longest time that a request took.
     pub longest: Duration,
 }
 
@@ -113,12 +113,12 @@ impl Model {
         Self { first: part * BLOCKS, values: vec![0; BLOCKS], doubt: None, last: 0, longest: Duration::ZERO }
     }
 
-    /// Works until it is told to end, or its daemon has gone.
+    /// Works until told to end, or until its daemon is gone.
     fn work(&mut self, client: &mut Client, ends: &AtomicBool) -> io::Result<()> {
         while !ends.load(Ordering::SeqCst) {
             self.last += 1;
             let block = (self.last as usize * 97) % BLOCKS;
-            // Each fifth request makes zeroes, in turns by both ways.
+            // Every fifth request writes zeroes, alternating between the two ways.
             let value = if self.last.is_multiple_of(5) { 0 } else { self.last };
             self.doubt = Some((block, value));
             let asked = Instant::now();
@@ -135,7 +135,7 @@ impl Model {
         Ok(())
     }
 
-    /// All that has been answered is there; what was under way is there or not, and stays so.
+    /// Everything acknowledged is there. What was in flight is there or not, consistently.
     fn check(&mut self, client: &mut Client) {
         for block in 0..BLOCKS {
             let found = client.read(self.first + block).expect("it is served");
@@ -151,7 +151,7 @@ impl Model {
     }
 }
 
-/// Also when the test fails meanwhile.
+/// Ends the clients, also if the test fails meanwhile.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -160,7 +160,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Clients work on while `act` runs. How each of them has fared.
+/// Runs `act` while the clients work; returns its result and that of each client.
 pub fn at_work<T>(
     images: &Images,
     models: &mut [Model],

@@ -1,4 +1,5 @@
-//! A device that is ill when another process is to take over, or falls ill meanwhile, is nobody's trouble but that of who shares its engine.
+//! A device that fails or hangs at a hand-over, or during it, affects only the volumes that share
+//! its engine.
 
 use super::clients::{Client, MIB, Model, at_work, check_all, take_over};
 use super::steps::{AWAY, between, loses_its_name};
@@ -10,14 +11,14 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// An image as a file that answers nobody while it is told to.
+/// An image as a file that does not answer while told not to.
 struct Silent {
     served: Served,
     control: PathBuf,
 }
 
 impl Silent {
-    /// `None`: not on this machine.
+    /// Returns `None` if this machine lacks the tools.
     fn over(images: &Images, image: &str) -> Option<Self> {
         let control = images.path("silent.control");
         let words = [
@@ -35,14 +36,14 @@ impl Silent {
         control.read_exact(&mut [0]).expect("it has done so");
     }
 
-    /// Until what this gives is dropped.
+    /// The device is silent until the returned value is dropped.
     fn is_silent(&self) -> Silence<'_> {
         self.tell(b"p");
         Silence(self)
     }
 }
 
-/// Ends also when the test fails meanwhile: else that would wait, too.
+/// Ends also if the test fails meanwhile, which would wait for the device, too.
 struct Silence<'a>(&'a Silent);
 
 impl Drop for Silence<'_> {
@@ -51,7 +52,8 @@ impl Drop for Silence<'_> {
     }
 }
 
-/// From its end on this file is there, and the device answers: also if the test fails, which would wait for the daemon, and that for the device.
+/// When this is dropped, the file is created and the device answers, also if the test fails: that
+/// would wait for the daemon, and the daemon for the device.
 struct Answers<'a>(&'a Path);
 
 impl Drop for Answers<'_> {
@@ -60,8 +62,9 @@ impl Drop for Answers<'_> {
     }
 }
 
-/// `slow` as a file that answers nobody from the moment on in which the old one hands over, until the second is there: what is then asked for, and, with
-/// `holds_writes`, a write that was about to be answered.
+/// Serves `slow` as a file that stops answering when the old daemon hands over, until the file that
+/// is returned second exists. That stops new requests and, with `holds_writes`, the answer of a
+/// write in flight.
 fn silent_from_the_hand_over(images: &Images, slow: &str, holds_writes: bool) -> Option<(Served, PathBuf)> {
     let (log, well) = (images.path("errors"), images.path("well"));
     let has_begun = format!("grep -qs event=handing-over {}", log.display());
@@ -71,7 +74,8 @@ fn silent_from_the_hand_over(images: &Images, slow: &str, holds_writes: bool) ->
     Some((served, well))
 }
 
-/// The device answers again: what shares its engine is served, and nothing of the others is lost.
+/// The device answers again: the volumes that share its engine are served, and the others have lost
+/// nothing.
 fn all_come_back(images: &Images, models: &mut [Model]) {
     for volume in ["slow", "plain"] {
         wait_until("it is served", || {
@@ -81,14 +85,14 @@ fn all_come_back(images: &Images, models: &mut [Model]) {
     check_all(images, models);
 }
 
-/// Another process is to take over, and is killed before it can say that it has: the one that was goes on.
+/// The new process is killed before it can report that it has taken over: the old one continues.
 fn fails_to_take_over(images: &Images, daemon: &Daemon) {
     let program = between(images, ("new", "before", "Ready", 1));
     let ran = take_over(images, &["--program", &program]);
     assert_eq!(ran.exit, 4, "{}\n{}", ran.err, daemon.log());
 }
 
-/// Images, one of them of the backing device `slow`.
+/// Makes images, one of them of the backing device `slow`.
 fn with_slow() -> (Images, String) {
     let images = Images::new();
     let slow = images.blank("slow", 20 * MIB);
@@ -96,7 +100,8 @@ fn with_slow() -> (Images, String) {
     (images, slow)
 }
 
-/// `tank` has a cache; `slow`, of which it says `of_slow`, and `plain` have none and share an engine.
+/// `tank` has a cache. `slow`, with `of_slow` in its section, and `plain` have none and share an
+/// engine.
 fn configure(images: &Images, slow: &str, of_slow: &str) {
     let (fast, tank) = images.pair(64 * MIB, 20 * MIB);
     let plain = images.blank("plain", 20 * MIB);
@@ -108,7 +113,8 @@ fn configure(images: &Images, slow: &str, of_slow: &str) {
     std::fs::create_dir(images.path("run")).expect("a folder");
 }
 
-/// Everything was ended for it first: clients with requests in flight were cut, and nobody was served until the device answered.
+/// A regression: the old daemon first ended everything for the hand-over. Clients with requests in
+/// flight were disconnected, and nothing was served until the device answered.
 #[test]
 fn while_a_device_is_silent_nobody_takes_over() {
     let (images, slow) = with_slow();
@@ -134,7 +140,7 @@ fn while_a_device_is_silent_nobody_takes_over() {
         assert_eq!(reads.join().expect("no panic").expect("it is answered at last"), 0);
     });
     assert_eq!(pid(&images), former);
-    // It is found to be silent also if nobody has wanted anything of it.
+    // Its silence is detected even if it has no requests in flight.
     let silence = silent.is_silent();
     refused(&["--dry-run"]);
     drop(silence);
@@ -145,12 +151,13 @@ fn while_a_device_is_silent_nobody_takes_over() {
     check_all(&images, &mut models);
 }
 
-/// All clients waited until all volumes were served again, for a minute, and who came newly as well.
+/// A regression: all clients, also new ones, waited up to a minute until all volumes were served
+/// again.
 #[test]
 fn a_volume_that_does_not_come_back_keeps_no_other_waiting() {
     for has_client in [true, false] {
         let (images, slow) = with_slow();
-        // Nothing here waits for it to be looked for in vain.
+        // The search for the device lasts longer than the test: nothing may wait for its end.
         configure(&images, &slow, "wait = \"1h\"\n");
         let daemon = Daemon::configured(&images);
         let _last = Last(&images);
@@ -187,8 +194,9 @@ fn a_volume_that_does_not_come_back_keeps_no_other_waiting() {
     }
 }
 
-/// One device falls silent when the old one has ended: the new one hangs in it, and cannot even be killed. The old one waited for its end, and
-/// with it did everybody and every command.
+/// The device falls silent after the old process has released it: the new one hangs when opening
+/// it, and cannot even be killed. A regression: the old process waited for its end, and with it all
+/// clients and every command.
 #[test]
 fn who_falls_silent_when_the_new_one_opens_it_keeps_the_old_one_from_nothing() {
     let (images, slow) = with_slow();
@@ -199,7 +207,7 @@ fn who_falls_silent_when_the_new_one_opens_it_keeps_the_old_one_from_nothing() {
     let answers = Answers(&well);
     let former = pid(&images);
     let mut models = [Model::new(0)];
-    // Nobody wants anything of it: the old one has nothing to end there.
+    // The device has no requests in flight: the old process has nothing to end there.
     let (ran, fared) = at_work(&images, &mut models, || take_over(&images, &["--timeout", "150s"]));
     let log = daemon.log();
     assert_eq!(ran.exit, 4, "{ran:?}\n{log}");
@@ -211,7 +219,8 @@ fn who_falls_silent_when_the_new_one_opens_it_keeps_the_old_one_from_nothing() {
     all_come_back(&images, &mut models);
 }
 
-/// What nobody had opened again was inherited twice then, and with it all that had been opened: no device could be had any more.
+/// A regression: volumes that were not reopened yet were inherited twice then, and with them all
+/// that were open. No device could be opened any more.
 #[test]
 fn a_second_take_over_that_fails_while_a_volume_is_missing_loses_nothing() {
     let (images, slow) = with_slow();
@@ -237,7 +246,7 @@ fn a_second_take_over_that_fails_while_a_volume_is_missing_loses_nothing() {
     check_all(&images, &mut models);
 }
 
-/// Nothing was said of those that were still kept when the daemon was stopped.
+/// A regression: nothing was logged about clients that were still kept when the daemon was stopped.
 #[test]
 fn a_stop_ends_who_is_kept_and_says_so() {
     let (images, slow) = with_slow();
@@ -268,8 +277,8 @@ fn a_stop_ends_who_is_kept_and_says_so() {
     );
 }
 
-/// One device falls silent when it has shown that it answers, and the old one is about to end: that one goes on, and so do the clients of all
-/// that has nothing to do with the device.
+/// The device answers the check and then falls silent, when the old process is about to end. The
+/// old process continues, and so do the clients of volumes that do not share its engine.
 #[test]
 fn who_falls_silent_in_the_middle_of_it_ends_it() {
     let (images, slow) = with_slow();
@@ -282,7 +291,8 @@ fn who_falls_silent_in_the_middle_of_it_ends_it() {
     let mut models = [Model::new(0)];
     let (ran, fared) = at_work(&images, &mut models, || {
         std::thread::scope(|scope| {
-            // Until they are cut off. The device holds what they write from the moment on, but for one who is just between two writes.
+            // They write until they are disconnected. The device holds their writes from that
+            // moment on, unless a client is between two writes.
             for first in [0, 100, 200, 300] {
                 let mut client = Client::connect_to(&images, "slow").expect("it is served");
                 scope.spawn(move || (0..).map_while(|n| client.write(first + n % 100, 1).ok()).count());

@@ -1,4 +1,5 @@
-//! Another process takes over from the daemon while clients work: they notice a pause, whoever is killed in the middle of it.
+//! Another process takes over from the daemon while clients work: they notice a pause, whichever
+//! process is killed during it.
 
 mod clients;
 mod ill;
@@ -62,13 +63,13 @@ fn clients_notice_a_pause_and_nothing_else() {
     assert_eq!(check.exit, 0, "{}{}", check.out, check.err);
 }
 
-/// As many keys as a cache of 4 GiB gets by 400 MiB of small writes, with `BCACHED_LONG=1`.
+/// As many keys as 400 MiB of small writes create in a cache of 4 GiB, with `BCACHED_LONG=1`.
 fn keys() -> usize {
     if std::env::var_os("BCACHED_LONG").is_some() { 100_000 } else { 2000 }
 }
 
-/// Prints what a client waits for at most: with nothing in the cache, with many keys in it, and with as many that are dirty. All that was written
-/// before is there.
+/// Prints the longest wait of a client: with an empty cache, with many keys, and with as many dirty
+/// ones. All data written before is there.
 #[test]
 fn how_long_clients_wait_at_most() {
     for (what, mode, keys) in
@@ -83,7 +84,7 @@ fn how_long_clients_wait_at_most() {
         std::fs::create_dir(images.path("run")).expect("a folder");
         let daemon = Daemon::configured(&images);
         let _last = Last(&images);
-        // One after the other leaves a key for each.
+        // Written one by one and spread out, so that each leaves a key of its own.
         let block_of = |key: usize| CLIENTS * BLOCKS + (key * 7919) % (2048 * 1000);
         let value_of = |key: usize| u32::try_from(key + 1).expect("few");
         let mut client = Client::connect(&images).expect("it is served");
@@ -115,7 +116,8 @@ fn how_long_clients_wait_at_most() {
     }
 }
 
-/// A program that is none, one that ends at once, and one that cannot read its configuration: the daemon goes on as if nobody had asked.
+/// A missing program, one that ends at once, and one that cannot read its configuration: the daemon
+/// continues as if it had not been asked.
 #[test]
 fn who_cannot_take_over_does_not() {
     let images = configured();
@@ -130,7 +132,7 @@ fn who_cannot_take_over_does_not() {
             2,
             "no program is /nowhere/bcached",
         );
-        // Of one that starts another and ends, both served, on the same sockets.
+        // A program that starts another and ends: both served, on the same sockets.
         let bcached = common::PROGRAM;
         let forks = wrapped(&images, &format!("exec 3<&0\n{bcached} \"$@\" <&3 3<&- &\nexit 0"));
         for more in [&[][..], &["--dry-run"]] {
@@ -152,19 +154,20 @@ fn who_cannot_take_over_does_not() {
     drop(daemon);
 }
 
-/// How take-overs have ended in which one of the two was killed.
+/// How the hand-overs ended in which one of the two processes was killed.
 #[derive(Default, Debug)]
 struct Ended {
-    /// The new one serves, and had heard all from the old one.
+    /// The new process serves, and had received everything from the old one.
     by_new: usize,
-    /// The new one serves, and the old one had died before.
+    /// The new process serves, and the old one had died before.
     by_new_alone: usize,
     by_old: usize,
-    /// The new one was killed when the old one had gone, as any daemon may be.
+    /// The new process was killed after the old one was gone, as can happen to any daemon.
     nobody: usize,
 }
 
-/// Clients waited as long as a start waits for a device that is missing, 30 s, and beyond a minute nobody could take over any more.
+/// A regression: clients waited as long as a start waits for a missing device, 30 s. With a `wait`
+/// of more than a minute no hand-over succeeded.
 #[test]
 fn what_was_not_served_before_keeps_nobody_waiting() {
     let images = configured();
@@ -182,13 +185,14 @@ fn what_was_not_served_before_keeps_nobody_waiting() {
         fared.into_iter().for_each(|fared| fared.expect("no client has noticed"));
     }
     println!("clients have waited for {:?}", models.iter().map(|model| model.longest).max());
-    // It is looked for all the same.
+    // The device is still looked for.
     assert_eq!(bcached(&["make", "-B", &images.blank("missing", 20 << 20)]).exit, 0);
     wait_until("it is there", || Client::connect_to(&images, "new").is_ok());
     check_all(&images, &mut models);
 }
 
-/// It ended the take-over, and the daemon that went on had heard of no stop: `nobody has asked for a stop`.
+/// A regression: a stop ended the hand-over, and the daemon that continued knew of no stop: `nobody
+/// has asked for a stop`.
 #[test]
 fn a_stop_that_is_asked_for_meanwhile_stops_who_has_taken_over() {
     let images = configured();
@@ -202,14 +206,15 @@ fn a_stop_that_is_asked_for_meanwhile_stops_who_has_taken_over() {
         let stopped = ask(&daemon, &["stop"]);
         assert_eq!(stopped.exit, 0, "{stopped:?}\n{}", daemon.log());
         assert!(!stopped.out.contains(&format!("daemon {former} ")), "{stopped:?}");
-        // It may have no answer any more.
+        // This command may get no answer any more.
         taken.join().expect("no panic");
     });
     assert!(daemon.log().contains("event=handed-over"), "{}", daemon.log());
     assert_eq!(pid(&images), None, "{}", daemon.log());
 }
 
-/// One that was only tried went on as the daemon, if that was killed before it had ended it.
+/// A regression: a process started only for a dry run continued as the daemon, if the daemon was
+/// killed before ending it.
 #[test]
 fn who_is_only_tried_serves_nothing_whatever_becomes_of_the_daemon() {
     let images = configured();
@@ -228,7 +233,8 @@ fn who_is_only_tried_serves_nothing_whatever_becomes_of_the_daemon() {
     assert_eq!(pid(&images), None, "somebody serves");
 }
 
-/// Whoever is killed, and whenever: the other one goes on with all that was answered. What lies between two messages is met by that.
+/// Kills one process at many moments: the other one continues with all that was acknowledged. The
+/// moments between two messages are covered by that.
 fn killed_at_many_moments(script: impl Fn(&str) -> String) -> Ended {
     let images = configured();
     let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
@@ -240,7 +246,7 @@ fn killed_at_many_moments(script: impl Fn(&str) -> String) -> Ended {
         let program = wrapped(&images, &script(&delay));
         let (ran, fared) = at_work(&images, &mut models, || {
             let ran = take_over(&images, &["--program", &program, "--timeout", "50s"]);
-            // Whoever is to be killed is, by then.
+            // The process to kill is killed by then.
             std::thread::sleep(Duration::from_millis(700));
             ran
         });
@@ -259,7 +265,7 @@ fn killed_at_many_moments(script: impl Fn(&str) -> String) -> Ended {
             0 => ends.by_new += 1,
             _ => ends.by_old += 1,
         }
-        // A connection that had not been passed on ends with its process.
+        // A connection that was not passed on ends with its process.
         let all = fared.into_iter().collect::<io::Result<Vec<_>>>();
         assert!(has_died || all.is_ok(), "step {step}: a client has noticed: {all:?}\n{}", daemon.log());
         check_all(&images, &mut models);
@@ -281,7 +287,8 @@ fn the_old_one_may_be_killed_at_any_moment() {
     assert!(ends.by_new_alone > 0 && ends.nobody == 0, "the new one goes on alone: {ends:?}");
 }
 
-/// A process that stands still for a second (a machine that swaps, a debugger) is waited for, whichever it is.
+/// The other process waits for one that stalls for a second (a machine that swaps, a debugger),
+/// whichever of the two it is.
 #[test]
 fn either_may_stand_still_for_a_while() {
     let images = configured();
@@ -301,7 +308,7 @@ fn either_may_stand_still_for_a_while() {
     drop(daemon);
 }
 
-/// Sets that cannot be opened by the new one: the old one has them back, with its clients.
+/// Sets that the new process cannot open return to the old one, with its clients.
 #[test]
 fn what_the_new_one_cannot_serve_the_old_one_serves_on() {
     let images = configured();
@@ -310,7 +317,7 @@ fn what_the_new_one_cannot_serve_the_old_one_serves_on() {
     let _last = Last(&images);
     let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
     done(&daemon, &["set", "tank", "writeback_percent=23"]);
-    // It can write nothing (its log would be the first), and so opens no set.
+    // The program can write nothing, from its log on, and so opens no set.
     let program = wrapped(&images, "exec 2> /dev/null; ulimit -f 1");
     let (ran, fared) = at_work(&images, &mut models, || take_over(&images, &["--program", &program]));
     assert_eq!(ran.exit, 4, "{}", ran.err);
@@ -325,13 +332,13 @@ fn what_the_new_one_cannot_serve_the_old_one_serves_on() {
     drop(daemon);
 }
 
-/// Whether a process runs, and is not about to be waited for.
+/// Returns whether a process is running, and is no zombie.
 fn lives(process: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     stat.rsplit(") ").next().is_some_and(|state| !state.is_empty() && !state.starts_with('Z'))
 }
 
-/// It took the sockets of both along, and nobody could ask the daemon anything, or connect, ever again.
+/// A regression: it removed the sockets of both, and clients could never reach the daemon again.
 #[test]
 fn the_new_one_may_be_told_to_end_at_any_step() {
     for step in 0_u32..10 {
@@ -352,7 +359,8 @@ fn the_new_one_may_be_told_to_end_at_any_step() {
     }
 }
 
-/// Each connection took a second descriptor for a moment, and those were lost for which there was none.
+/// A regression: each connection briefly took a second descriptor, and connections for which there
+/// was none were lost.
 #[test]
 fn no_client_is_lost_for_want_of_descriptors() {
     const LIMIT: usize = 64;
@@ -375,7 +383,8 @@ fn no_client_is_lost_for_want_of_descriptors() {
     }
 }
 
-/// Clients of all volumes waited for a minute until the old one went on, without what the files did not name any more.
+/// A regression: clients of all volumes waited for a minute until the old process continued,
+/// without the volumes that the files no longer name.
 #[test]
 fn what_the_files_name_no_more_is_not_handed_over() {
     let images = configured();
@@ -391,14 +400,15 @@ fn what_the_files_name_no_more_is_not_handed_over() {
     let (_, fared) = at_work(&images, &mut models, || {
         images.configure(&config);
         refused(&daemon, &["take-over"], 4, "the configuration has no volume other any more");
-        // Who only asks hears the same, and of what the other process would find in the files.
+        // A dry run gives the same answer, and reports what the other process would find in the
+        // files.
         refused(&daemon, &["take-over", "--dry-run"], 4, "the configuration has no volume other any more");
         images.configure(&format!("{both}cache_mod = 1\n"));
         refused(&daemon, &["take-over", "--dry-run"], 2, "cache_mod");
         images.configure(&format!("{both}served = false\n"));
         refused(&daemon, &["take-over"], 4, "the configuration has no volume other any more");
         images.configure(&both);
-        // The path of a device leads to another one, and to none.
+        // The path of a device leads to another device, and then to none.
         let aside = images.path("aside");
         std::fs::rename(&tank, &aside).expect("ours");
         std::fs::copy(&aside, &tank).expect("a copy");
@@ -415,7 +425,7 @@ fn what_the_files_name_no_more_is_not_handed_over() {
     check_all(&images, &mut models);
 }
 
-/// It ended with the one that could not take over.
+/// A regression: the old daemon ended along with the one that could not take over.
 #[test]
 fn a_way_that_cannot_begin_again_does_not_end_who_goes_on() {
     let images = configured();
@@ -438,7 +448,8 @@ fn a_way_that_cannot_begin_again_does_not_end_who_goes_on() {
     wait_until("the disk", || machines.join("tank.sock").exists());
 }
 
-/// The folder of a socket may be gone: nobody comes there any more, and those who have come go on.
+/// The directory of a socket may be gone: no new client can connect there, and connected ones
+/// continue.
 #[test]
 fn a_socket_whose_folder_is_gone_is_passed_on() {
     let images = configured();

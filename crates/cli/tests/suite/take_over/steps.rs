@@ -1,5 +1,5 @@
-//! Either of the two is killed at each message of theirs, before the other one has it and after: this program stands between them, passes on what they
-//! say, and does it.
+//! Kills either process at each of their messages, before the other one receives it and after. This
+//! program stands between them, passes their messages on, and does that.
 
 use super::clients::{CLIENTS, Client, Model, at_work, check_all, configured, take_over};
 use crate::common::{Daemon, Images, Last, PROGRAM, pid, wrapped};
@@ -15,20 +15,21 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What this program is told by: whom to kill, when, at which message and at the how manieth of that kind; and where to say that it was.
+/// The variable that instructs this program: which process to kill, when, at which message and at
+/// which occurrence of that kind, and the file to report it in.
 const TOLD: &str = "TEST_KILLS";
 
-/// Messages as they follow each other, and which of their kind.
+/// The messages in their order, with the occurrence of their kind.
 const MESSAGES: [(&str, usize); 7] =
     [("Hello", 1), ("Claim", 2), ("Socket", 1), ("Connection", 2), ("Yours", 1), ("Ready", 1), ("Gone", 1)];
 
-/// How long the other one may take to find out and go on.
+/// How long the other process may take to notice and continue.
 const GOES_ON: Duration = Duration::from_secs(30);
 
 /// How long both may take to end.
 const ENDS: Duration = Duration::from_secs(1);
 
-/// A program that is to take over, with this one in between.
+/// Returns a program for a hand-over, with this one in between.
 pub fn between(images: &Images, (victim, when, message, count): (&str, &str, &str, usize)) -> String {
     let this = std::env::current_exe().expect("it runs");
     let done = images.path("killed");
@@ -42,15 +43,15 @@ pub fn between(images: &Images, (victim, when, message, count): (&str, &str, &st
     wrapped(images, &words)
 }
 
-/// What a file is called then, behind what it was called.
+/// The suffix of a file that has lost its name.
 pub const AWAY: &str = ".away";
 
-/// When one of the two is killed, this file is not found any more.
+/// When one of the two is killed, this file is renamed.
 pub fn loses_its_name(images: &Images, file: &str) {
     std::fs::write(images.path("killed-with"), file).expect("a file");
 }
 
-/// It is no test: see above.
+/// This is no test: see above.
 #[test]
 fn this_program_stands_between() {
     let Ok(told) = std::env::var(TOLD) else { return };
@@ -81,13 +82,13 @@ fn this_program_stands_between() {
             between.kill(victim, done);
         }
         let to = if from_new { &between.old } else { &between.new };
-        // Who has gone has gone.
+        // The receiver may be gone.
         let _heard = send(to, &bytes, &descriptors);
         if is_now && when == "after" {
             between.kill(victim, done);
         }
     }
-    // The end of one is the end of this one, as the other sees it.
+    // The other process sees the end of this one as the end of its peer.
     let _ended = between.process.wait();
     std::process::exit(0);
 }
@@ -99,7 +100,8 @@ struct Between {
 }
 
 impl Between {
-    /// The next message, and whether the new one says it; `None`: one of them has gone.
+    /// Returns the next message, and whether it is from the new process; `None` if one of them is
+    /// gone.
     fn next(&self) -> Option<(bool, Vec<u8>, Vec<OwnedFd>)> {
         let mut fds = [&self.old, &self.new].map(|fd| PollFd::new(fd, PollFlags::IN));
         poll(&mut fds, None).expect("it waits");
@@ -108,10 +110,11 @@ impl Between {
         (!bytes.is_empty()).then_some((from_new, bytes, descriptors))
     }
 
-    /// Kills one of the two, and stands for it to the other one: it ends. Before that a file may lose its name (see [`loses_its_name`]).
+    /// Kills one of the two, and represents it to the other one by ending. Before that a file may
+    /// lose its name (see [`loses_its_name`]).
     fn kill(&mut self, victim: &str, done: &str) -> ! {
         let loses = std::fs::read_to_string(format!("{done}-with"));
-        // It may have lost it before.
+        // It may have lost its name before.
         if let Some(file) = loses.ok().filter(|file| std::path::Path::new(file).exists()) {
             std::fs::rename(&file, format!("{file}{AWAY}")).expect("ours");
         }
@@ -122,7 +125,8 @@ impl Between {
         } else if let Some(old) = getppid() {
             let end = pidfd_open(old, PidfdFlags::empty()).expect("it is there");
             kill_process(old, Signal::KILL).expect("it has started this one");
-            // This one has another parent before all threads of that one have let go of its sockets.
+            // This process is reparented before all threads of the old one have released its
+            // sockets.
             poll(&mut [PollFd::new(&end, PollFlags::IN)], None).expect("it waits");
         }
         std::process::exit(0);
@@ -159,7 +163,8 @@ fn send(to: &OwnedFd, bytes: &[u8], descriptors: &[OwnedFd]) -> io::Result<()> {
     Ok(())
 }
 
-/// Kills that one at each step, and sees who goes on: `must_go_on` says of which steps that has to be the other one.
+/// Kills that process at each step, and checks which one continues: `must_go_on` tells for which
+/// steps it has to be the other one.
 fn killed_at_each_step(victim: &str, must_go_on: impl Fn(&str, &str) -> bool) {
     let images = configured();
     let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
@@ -185,7 +190,7 @@ fn killed_at_each_step(victim: &str, must_go_on: impl Fn(&str, &str) -> bool) {
                 daemon.log()
             );
             let all = fared.into_iter().collect::<io::Result<Vec<_>>>();
-            // Nobody has noticed that somebody was to take over and has not.
+            // Clients must not notice a hand-over that did not happen.
             assert!(!goes_on || victim == "old" || all.is_ok(), "{step}: {all:?}: {}", daemon.log());
             if now.is_none() {
                 daemon.kill();
@@ -196,7 +201,7 @@ fn killed_at_each_step(victim: &str, must_go_on: impl Fn(&str, &str) -> bool) {
     }
 }
 
-/// Until the one that is left serves.
+/// Waits until the remaining process serves.
 fn wait_for_the_other(images: &Images, (former, victim): (i32, &str), limit: Duration) {
     let began = Instant::now();
     let serves = || pid(images).is_some_and(|now| (now == former) == (victim == "new"));
@@ -205,7 +210,8 @@ fn wait_for_the_other(images: &Images, (former, victim): (i32, &str), limit: Dur
     }
 }
 
-/// Once the old one has heard that all is served it is gone, and the new one is killed as any daemon may be.
+/// Once the old process has received that everything is served, it ends; then the new one is
+/// killed, as can happen to any daemon.
 #[test]
 fn the_old_one_goes_on_whatever_message_the_new_one_is_killed_at() {
     killed_at_each_step("new", |when, message| message != "Gone" && (when, message) != ("after", "Ready"));

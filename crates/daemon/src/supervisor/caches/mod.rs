@@ -1,4 +1,4 @@
-//! Caches: from a name to a device, an engine, an open set; and what becomes of it.
+//! Caches: from a name to a device, an engine and an open set, and what happens to it afterwards.
 
 pub mod reconnect;
 pub mod replaced;
@@ -28,11 +28,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often the log hears of an opening that lasts.
+/// How often the log reports an opening that is still in progress.
 const OPENING_TOLD: Duration = Duration::from_secs(10);
 
 impl Supervisor {
-    /// Opens the cache's device if it waits for that, and starts its engine.
+    /// Opens the cache's device, if the cache waits for it, and starts its engine.
     pub fn try_cache(&mut self, index: usize) {
         let device = match self.shared().table.caches.get(index) {
             Some(CacheEntry { state: CacheState::Waiting(_), device, .. }) => device.clone(),
@@ -66,7 +66,7 @@ impl Supervisor {
         self.shared().table.set_cache(index, state);
     }
 
-    /// Gives the device to an engine of its own, which opens the set on it.
+    /// Gives the device to a new engine, which opens the set on it.
     fn start_engine(&self, index: usize, cache: CacheDevice, nodes: usize) -> Result<CacheState, Failure> {
         let (label, set) = (cache.superblock.label(), cache.superblock.set_uuid());
         self.check_twin(index, set)?;
@@ -90,7 +90,8 @@ impl Supervisor {
         self.start_thread(index, &name, start, progress)
     }
 
-    /// A copy that became visible has the set's note and its volumes in common with the device that is served.
+    /// Refuses a second device of a set. A copy of the device that becomes visible shares the set's
+    /// note and its volumes with the device that is served.
     fn check_twin(&self, index: usize, set: Uuid) -> Result<(), Failure> {
         let shared = self.shared();
         let mut others = shared.table.real_caches();
@@ -114,9 +115,10 @@ impl Supervisor {
         Ok(CacheState::Opening { set, progress, thread })
     }
 
-    /// The engine that serves volumes without a cache whose devices have such blocks; started by whoever asks first.
+    /// Returns the engine that serves volumes without a cache whose devices have blocks of this
+    /// size. The first call starts it.
     pub fn engine_of_none(&self, block_sectors: u64) -> Result<(usize, Engine), Unserved> {
-        // Smaller blocks than a device has cannot be written to it; larger ones than it has cost more.
+        // Blocks smaller than the device's cannot be written to it; larger ones cost more.
         let block_sectors = if block_sectors < 8 { 1 } else { 8 };
         let found =
             self.shared().table.caches.iter().position(|cache| cache.is_none_of == Some(block_sectors));
@@ -142,7 +144,7 @@ impl Supervisor {
         Err(Unserved::Waits(reasons::goes_without()))
     }
 
-    /// What is said of the cache, with so much memory for its nodes and the table of its buckets.
+    /// The engine's options, with `bytes` of memory for nodes and the bucket table together.
     fn engine_options(&self, index: usize, bytes: usize) -> Options {
         let mut shared = self.shared();
         let entry = &mut shared.table.caches[index];
@@ -154,7 +156,7 @@ impl Supervisor {
         options
     }
 
-    /// An engine has opened its set, or says why not.
+    /// Handles an engine's answer: it has opened its set, or says why not.
     pub fn cache_opened(&mut self, index: usize, result: Result<Opened, Failure>) {
         match result {
             Err(failure) => self.set_refused(index, failure),
@@ -181,9 +183,9 @@ impl Supervisor {
         }
     }
 
-    /// An engine's thread is gone although nobody stopped it. With the last one the program ends, so that whoever
-    /// started it starts it again: the next start recovers the set. A set that never opened is one that cannot be
-    /// served, like any other refusal: starting again would do the same again.
+    /// Handles the unexpected end of an engine's thread. With the last engine the program ends, so
+    /// that its service manager starts it again; the next start recovers the set. A set that never
+    /// opened is refused like any other that cannot be served: a restart would end the same way.
     pub fn cache_ended(&mut self, index: usize) -> Result<(), Failure> {
         if self.ailing.has_ended(index) {
             return Ok(());
@@ -221,7 +223,7 @@ impl Supervisor {
         if others { Ok(()) } else { Err(failure) }
     }
 
-    /// Logs how far the openings are, now and then.
+    /// Logs the progress of the openings now and then.
     pub fn tell_openings(&mut self) {
         let openings = self.shared().table.openings();
         for (name, progress) in self.openings.due(self.started.elapsed(), openings) {
@@ -229,7 +231,8 @@ impl Supervisor {
         }
     }
 
-    /// Logs, once, whose dirty data lies in a cache without being served: a stop names only what was.
+    /// Logs, once, which unserved volumes have dirty data in the cache: a stop names only volumes
+    /// that were served.
     pub fn tell_unserved(&self, index: usize, status: &Status) {
         let mut shared = self.shared();
         if shared.phase == Phase::Ready {
@@ -242,7 +245,8 @@ impl Supervisor {
         }
     }
 
-    /// Logs, once, what was given up before the set was opened: when it is known what those volumes are called, or it `is_last` time.
+    /// Logs, once, which writes were given up before the set was opened: when the names of the
+    /// volumes are known, or if this `is_last` chance to log it.
     pub fn tell_given_up(&self, index: usize, status: &Status, is_last: bool) {
         let mut shared = self.shared();
         let given_up = &status.given_up_before;
@@ -255,7 +259,7 @@ impl Supervisor {
         }
     }
 
-    /// Logs, once, that freed buckets are not discarded though somebody asks for it.
+    /// Logs, once, that freed buckets are not discarded although discard is configured.
     fn tell_discards(&self, index: usize, status: &Status) {
         let mut shared = self.shared();
         let Some(entry) = shared.table.caches.get_mut(index) else { return };
@@ -277,7 +281,8 @@ impl Supervisor {
         entry.kept = Some(status.kept);
     }
 
-    /// The open cache of this name; the only one if none is named. Whoever asks for work has found the name ([`crate::supervisor::jobs::api::begin`]).
+    /// Returns the open cache of this name, or the only one if no name is given. A request for a
+    /// job has resolved the name already ([`crate::supervisor::jobs::api::begin`]).
     pub fn cache_called(&self, name: Option<&str>) -> Result<usize, Failure> {
         let shared = self.shared();
         let caches: Vec<_> = shared.table.lasting_caches().collect();
@@ -301,7 +306,8 @@ impl Supervisor {
         }
     }
 
-    /// Logs, once, that a set works again that had stopped writing. It may have stopped anew by now.
+    /// Logs, once, that a set that had stopped writing works again. It may have stopped anew by
+    /// now.
     pub fn set_works_again(&self, cache: usize) {
         let name = self.shared().table.note_recovery(cache);
         if let Some(name) = name {
@@ -309,7 +315,8 @@ impl Supervisor {
         }
     }
 
-    /// Logs, once, that a set has stopped writing, and that it works again.
+    /// Checks all open sets and logs, once each, what has changed: a set has stopped writing or
+    /// works again, and other news of its index, its devices and its volumes.
     pub fn look_after_sets(&mut self) {
         let engines = self.shared().table.open_engines();
         for (index, engine) in engines {
@@ -372,7 +379,7 @@ impl Supervisor {
     }
 }
 
-/// Logs what a former process has left in the note, and what has become of that.
+/// Logs what a former process left in the note, and what became of it.
 fn tell_note((found, fate): &LeftNote, place: &Path) {
     let is_lost = matches!(found, NoteFound::Records(_)) && fate.are_taken() == Some(false);
     let fate = match (found, fate.are_taken()) {
@@ -397,7 +404,7 @@ fn tell_note((found, fate): &LeftNote, place: &Path) {
 }
 
 impl CacheEntry {
-    /// Why nothing can be done that needs it open.
+    /// The failure for a request that requires this cache to be open.
     pub fn closed(&self) -> Failure {
         let closed = Failure::new(Kind::NotFound, format!("the cache {} is not open", self.display_name()));
         let status = "`bcached status` says how far it is";
@@ -412,18 +419,18 @@ impl CacheEntry {
             CacheState::Released => {
                 closed.why("it was released or replaced").next("`bcached import` takes a set back")
             }
-            // Asked for too late: it is open by now.
+            // The cache has opened since the request failed.
             CacheState::Open { .. } => closed.why("it was not a moment ago").next("ask again"),
         }
     }
 }
 
-/// When the log last heard of each cache that is being opened, counted from the daemon's start.
+/// When the log last reported each cache that is being opened, counted from the daemon's start.
 #[derive(Default)]
 pub struct Openings(BTreeMap<String, Duration>);
 
 impl Openings {
-    /// Those among the openings of this moment that the log should hear of.
+    /// Returns those of the current openings that are due to be logged.
     pub fn due(&mut self, now: Duration, all: Vec<(String, Arc<Opening>)>) -> Vec<(String, Arc<Opening>)> {
         self.0.retain(|name, _| all.iter().any(|(opening, _)| opening == name));
         let mut is_due = |name: &String| {

@@ -1,5 +1,7 @@
-//! A cache device that goes away while its set is open, and comes back as another device: as [`crate::supervisor::volumes::reconnect`], for caches. Its engine
-//! opens the set again on it (`bcached_host::cache_reconnect`); what waited goes on, and the claims of backing devices are held all the time.
+//! Cache devices that go away while their set is open and come back as another device: the
+//! counterpart of [`crate::supervisor::volumes::reconnect`] for caches. The engine opens the set
+//! again on the new device (`bcached_host::cache_reconnect`). Waiting requests then continue. The
+//! claims of backing devices are held throughout.
 
 use crate::engine_error;
 use crate::engine_thread::Engine;
@@ -15,12 +17,12 @@ use bcached_uring::Presence;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-/// What the loop knows of cache devices whose sets have failed.
+/// Cache devices whose sets have failed.
 #[derive(Default)]
 pub struct CacheReturns {
-    /// By cache, those that are looked for.
+    /// Those that are looked for, by cache.
     absent: BTreeMap<usize, Absent>,
-    /// Those that are gone, whose sets do not know it yet and are about to find out.
+    /// Those that are gone while their sets have not noticed; a probing write is in flight.
     proving: BTreeSet<usize>,
     /// Those that their engines are about to take up.
     returning: BTreeMap<usize, (Presence, PathBuf)>,
@@ -29,17 +31,17 @@ pub struct CacheReturns {
 }
 
 impl CacheReturns {
-    /// There is something to look at soon.
+    /// Returns true if there is something to check soon.
     pub fn is_busy(&self) -> bool {
         !self.absent.is_empty() || !self.returning.is_empty()
     }
 }
 
-/// What is known of a cache that is open.
+/// What is known of an open cache.
 struct Known {
     name: String,
     device: String,
-    /// The device's own.
+    /// The device's own UUID.
     uuid: Uuid,
     presence: Presence,
     engine: Engine,
@@ -53,7 +55,8 @@ impl Known {
 }
 
 impl Supervisor {
-    /// Looks for the device of a cache whose set has failed, if it is gone, or fails and its name leads to another one by now.
+    /// Looks for the device of a cache whose set has failed, if the device is gone, or if it fails
+    /// and its name leads to another device by now.
     pub fn look_for_absent_cache(&mut self, cache: usize, status: &Status) {
         if self.cache_returns.returning.contains_key(&cache) {
             return;
@@ -78,7 +81,7 @@ impl Supervisor {
             tracing::error!(event = "device-gone", "cache {}: {gone}", known.name);
             self.shared().table.caches[cache].absent = Some(gone.as_str().into());
         }
-        // What it has not answered yet it may still do.
+        // A pending request may still complete.
         let absent = self.cache_returns.absent.get_mut(&cache);
         if status.cache_health.waiting > 0 || !absent.is_some_and(Absent::is_due) {
             return;
@@ -100,7 +103,8 @@ impl Supervisor {
         }
     }
 
-    /// The device is gone, and its set will only find out by a write: the next may be half a minute away, or never come.
+    /// Makes the set of a vanished device find out. Only a write tells it, and the next one may be
+    /// half a minute away, or never come.
     fn prove_cache(&mut self, cache: usize, engine: &Engine) {
         if self.cache_returns.proving.insert(cache) {
             let sender = self.sender.clone();
@@ -108,12 +112,12 @@ impl Supervisor {
         }
     }
 
-    /// It knows by now; if not, it is asked again at the next look.
+    /// The probing write has ended. If the set still has not noticed, the next look probes again.
     pub fn cache_proved(&mut self, cache: usize) {
         self.cache_returns.proving.remove(&cache);
     }
 
-    /// Its engine has it.
+    /// Gives the new device to the cache's engine.
     fn begin_cache_return(&mut self, cache: usize, engine: &Engine, found: CacheDevice) {
         let (presence, path) = (found.device.presence(), found.device.path().to_owned());
         self.cache_returns.returning.insert(cache, (presence, path));
@@ -122,7 +126,8 @@ impl Supervisor {
         engine.take_back_cache(found, Box::new(answer));
     }
 
-    /// Its engine has taken it up, or says why not. What is lost is what the next flush of a client says.
+    /// Handles the engine's answer: it has taken the device up, or says why not. The next flush of
+    /// a client reports a loss.
     pub fn cache_returned(&mut self, cache: usize, taken: Result<bool, Error>) {
         let Some((presence, path)) = self.cache_returns.returning.remove(&cache) else { return };
         let Some(Known { name, device, .. }) = self.shared().table.caches.get(cache).and_then(Known::of)
@@ -136,7 +141,7 @@ impl Supervisor {
             }
             Ok(may_have_lost) => {
                 self.cache_returns.absent.remove(&cache);
-                // The log knows nothing of this one yet.
+                // The log has reported nothing of this device yet.
                 self.said.remove(&device);
                 {
                     let entry = &mut self.shared().table.caches[cache];
@@ -158,7 +163,7 @@ impl Supervisor {
         }
     }
 
-    /// Forgets those that are open no more.
+    /// Forgets caches that are no longer open.
     pub fn look_after_cache_returns(&mut self) {
         let open: Vec<_> = self.shared().table.open_engines().into_iter().map(|(index, _)| index).collect();
         self.cache_returns.absent.retain(|cache, _| open.contains(cache));
@@ -166,7 +171,7 @@ impl Supervisor {
         self.cache_returns.returning.retain(|cache, _| open.contains(cache));
     }
 
-    /// As of a volume.
+    /// Logs why a device is not taken up, as for a volume.
     fn cache_not_taken(&mut self, cache: usize, failure: Failure, note: fn(&mut Absent, &Failure) -> bool) {
         let Some(absent) = self.cache_returns.absent.get_mut(&cache) else { return };
         if !note(absent, &failure) {

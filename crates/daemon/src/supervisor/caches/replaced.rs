@@ -1,4 +1,5 @@
-//! Caches that become another device: for a while there are two entries, the new one under the cache's name, and what it was before.
+//! Caches that are replaced by another device. For a while the table has two entries: the new
+//! device under the cache's name, and the former device.
 
 use crate::engine_thread::Engine;
 use crate::supervisor::report::reasons;
@@ -8,18 +9,18 @@ use bcached_control::failure::Failure;
 use bcached_format::{BackingState, BackingSuperblock};
 
 impl Table {
-    /// Those that are to stay, and that volumes can come to.
+    /// The real caches without those that are being replaced; volumes can be attached to these.
     pub fn lasting_caches(&self) -> impl Iterator<Item = (usize, &CacheEntry)> {
         self.real_caches().filter(|(_, cache)| cache.former_of.is_none())
     }
 
-    /// What the cache was before, if there still is something of it.
+    /// The former device of the cache, if it is still in the table.
     pub fn former_of(&self, cache: usize) -> Option<usize> {
         let name = self.caches.get(cache)?.name.as_ref()?;
         self.real_caches().find(|(_, former)| former.former_of.as_ref() == Some(name)).map(|(index, _)| index)
     }
 
-    /// The engine of what the cache was before, if the volume has not left that.
+    /// The engine of the cache's former device, if the volume has not left it yet.
     pub fn still_on_former(
         &self,
         cache: usize,
@@ -33,7 +34,7 @@ impl Table {
         }
         Some(match &self.caches[former].state {
             CacheState::Open { set: its, engine, .. } if *its == set => Ok((former, engine.clone())),
-            // What set the new one is, which may be this volume's, is not known.
+            // The new device's set is not known yet, and may be this volume's.
             _ if matches!(self.caches[cache].state, CacheState::Waiting(_)) => {
                 Err(Unserved::Waits(reasons::missing_cache(superblock, None)))
             }
@@ -43,7 +44,7 @@ impl Table {
         })
     }
 
-    /// The volume's section names that cache, or none where there is no other.
+    /// Returns true if the volume's section names that cache, or names none and there is no other.
     pub fn is_meant(&self, entry: &VolumeEntry, cache: usize) -> bool {
         match &entry.wanted_cache {
             Some(wanted) => Some(wanted) == self.caches[cache].name.as_ref(),
@@ -51,12 +52,14 @@ impl Table {
         }
     }
 
-    /// The same, or it comes there from what the cache was before.
+    /// Returns true if the volume is to be on the cache, also if it moves there from the former
+    /// device.
     pub fn is_to_be_on(&self, volume: usize, cache: usize) -> bool {
         self.is_meant(&self.volumes[volume], cache) || self.former_of(cache).is_some()
     }
 
-    /// The cache is open, or, if it was judged to be dead, still is not there.
+    /// Returns true if the cache is still open, or, if it was judged to be dead, still not
+    /// available.
     pub fn is_as_judged(&self, cache: usize, is_dead: bool) -> bool {
         match self.caches[cache].state {
             CacheState::Open { .. } => !is_dead,
@@ -74,7 +77,8 @@ impl Table {
         caches.chain(volumes).next()
     }
 
-    /// Volumes on a cache whose sections name none, which is not enough when there are several.
+    /// The volumes on a cache whose sections name none, which is ambiguous when there are several
+    /// caches.
     pub fn to_be_named(&self, cache: usize) -> Vec<(usize, String)> {
         if self.lasting_caches().count() == 1 {
             return Vec::new();
@@ -89,7 +93,8 @@ impl Table {
         all.filter_map(|(volume, entry)| Some((volume, entry.name.clone()?))).collect()
     }
 
-    /// What could not be served for a reason that the cache of this name had may be now.
+    /// Retries volumes that failed for a reason of the cache of this name: it may not apply any
+    /// more.
     pub fn look_again(&mut self, name: &str, waits: &Failure) {
         for entry in &mut self.volumes {
             if matches!(entry.state, VolumeState::Failed(_))
@@ -100,7 +105,7 @@ impl Table {
         }
     }
 
-    /// A cache is called like what this one would leave.
+    /// Returns true if a cache already has the name that this one's former device would get.
     pub fn former_named(&self, name: &str) -> bool {
         let name = name_of_former(name);
         self.real_caches().any(|(_, cache)| cache.name.as_ref() == Some(&name))
@@ -108,7 +113,7 @@ impl Table {
 }
 
 impl CacheEntry {
-    /// What it was before, as configured.
+    /// The entry of the former device, as configured.
     pub fn former(cache: &bcached_config::Cache) -> Option<Self> {
         let (device, is_moving) = cache.former.clone()?;
         let name = cache.name.clone()?;
@@ -122,7 +127,7 @@ impl CacheEntry {
     }
 }
 
-/// What the cache called `name` was before is called so.
+/// The name of the former device of the cache called `name`.
 pub fn name_of_former(name: &str) -> String {
     format!("{name} (former)")
 }

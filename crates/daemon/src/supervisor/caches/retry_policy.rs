@@ -1,10 +1,14 @@
-//! What a refusal at a start means for what comes after it: [`Outlook`], for caches and for volumes.
+//! Decides, for caches and volumes, what a refusal means for later attempts: [`Outlook`].
 //!
-//! Devices that answer with errors when they are opened, anywhere from the superblock to the root of the index (a dying SSD, a loose cable,
-//! a full file system below a file), are tried again, ever less often. A cache is as good as missing meanwhile: who has nothing dirty
-//! there is served without it. A cache for whose note there is no room, or for whose index too little memory because others have the rest,
-//! is tried again like that; it is well, and waited for. A volume says meanwhile why it waits, and nobody who starts the daemon waits for
-//! that.
+//! Devices that answer with errors when they are opened, anywhere from the superblock to the root
+//! of the index (a dying SSD, a loose cable, a full file system below a file), are retried with
+//! back-off. The rule differs by case:
+//!
+//! - A cache whose device fails counts as missing meanwhile: volumes without dirty data there are
+//!   served without it.
+//! - A cache that has no room for its note, or too little memory for its index because others have
+//!   the rest, is retried in the same way. It is healthy, so volumes wait for it.
+//! - A volume reports meanwhile why it waits, but a start does not wait for it.
 
 use crate::engine_error::START_AGAIN;
 use crate::supervisor::Supervisor;
@@ -14,43 +18,46 @@ use bcached_control::failure::{Failure, Kind, Outlook};
 use bcached_offline::devices::{self, CacheDevice};
 use std::collections::BTreeMap;
 
-/// What the loop knows of them, by cache.
+/// The retry state of caches whose devices fail, by cache.
 #[derive(Default)]
 pub struct Ailing(BTreeMap<usize, One>);
 
 struct One {
     again: Absent,
-    /// The engine that could not open the set has not ended: it says so, which must not be taken for the end of the next one.
+    /// The engine that could not open the set has not ended yet. Its end will be reported, and must
+    /// not be mistaken for that of the next engine.
     is_ending: bool,
 }
 
 impl Ailing {
-    /// It may be tried now.
+    /// Returns true if the cache may be tried now.
     pub fn is_due(&mut self, cache: usize) -> bool {
         self.0.get_mut(&cache).is_none_or(|one| !one.is_ending && one.again.is_due())
     }
 
-    /// Whoever is to open it has not come to that yet.
+    /// Makes the cache due at once: the last attempt did not get as far as opening it.
     pub fn soon(&mut self, cache: usize) {
         if let Some(one) = self.0.get_mut(&cache) {
             one.again.soon();
         }
     }
 
-    /// True if the engine that has ended is one that could not open its set.
+    /// Returns true if the engine that has ended is one that could not open its set.
     pub fn has_ended(&mut self, cache: usize) -> bool {
         self.0.get_mut(&cache).is_some_and(|one| std::mem::take(&mut one.is_ending))
     }
 
-    /// The way to open it.
+    /// The function that opens the cache.
     pub fn opens(&self, cache: usize) -> fn(&str) -> Result<CacheDevice, Failure> {
-        // Each close after an opening for writing wakes up udev, which reads the device.
+        // Read-only first: each close after an opening for writing wakes up udev, which reads the
+        // device.
         let looks_first = |name: &str| devices::look(name).and_then(|_| devices::open_cache(name));
         if self.0.contains_key(&cache) { looks_first } else { devices::open_cache }
     }
 }
 
-/// The same, with what is done about it. Who serves the devices of the command line does nothing: nobody else may say this.
+/// Adds to the failure that it is retried. With devices of the command line nothing is retried, so
+/// this must not be used for them.
 fn with_promise(failure: Failure) -> Failure {
     let again = "it is tried again, ever less often";
     let next = failure.next.as_deref().map(|next| next.strip_suffix(START_AGAIN).unwrap_or(next));
@@ -59,7 +66,7 @@ fn with_promise(failure: Failure) -> Failure {
 }
 
 impl Supervisor {
-    /// What becomes of a cache that cannot be opened for this reason.
+    /// Returns the state of a cache that cannot be opened for this reason.
     pub fn cache_refused(&mut self, index: usize, failure: Failure) -> CacheState {
         let outlook = failure.outlook();
         if self.strict || outlook != Outlook::Passes {
@@ -78,15 +85,15 @@ impl Supervisor {
         CacheState::Waiting(failure)
     }
 
-    /// What becomes of a cache whose set is too large for its part of the memory.
+    /// Returns the state of a cache whose set is too large for its share of the memory.
     pub fn refused_for_memory(&mut self, index: usize, mut failure: Failure) -> CacheState {
-        // Nothing else that is said of a set is a matter of the configuration.
+        // No other refusal of a set has the kind `Config`.
         if failure.kind == Kind::Config && self.is_short_of_memory(index) {
             failure.kind = Kind::Scarce;
         }
         match failure.outlook() {
             Outlook::Passes => self.cache_refused(index, failure),
-            // The device is there: nothing else comes.
+            // The device is present, so waiting for one would not help.
             Outlook::Comes | Outlook::Final => {
                 self.cache_is_well(index);
                 CacheState::Failed(failure)
@@ -94,7 +101,7 @@ impl Supervisor {
         }
     }
 
-    /// The engine of a cache could not open its set.
+    /// Handles an engine's failure to open its set.
     pub fn set_refused(&mut self, index: usize, failure: Failure) {
         let state = self.refused_for_memory(index, failure);
         if let Some(one) = self.ailing.0.get_mut(&index) {
@@ -103,13 +110,13 @@ impl Supervisor {
         self.shared().table.set_cache(index, state);
     }
 
-    /// What becomes of a volume that is not served for this reason, be it said by its device or by its engine.
+    /// Returns the state of a volume that its device or its engine refuses for this reason.
     pub fn volume_refused(&self, index: usize, failure: Failure) -> VolumeState {
         let again = &mut self.shared().table.volumes[index].again;
         match failure.outlook() {
             Outlook::Passes if !self.strict => {
                 let failure = with_promise(failure);
-                // The log hears of it with the state.
+                // The change of state logs it.
                 let _is_news = again.get_or_insert_with(Absent::since_now).refused(&failure);
                 VolumeState::Waiting(failure)
             }
@@ -124,7 +131,7 @@ impl Supervisor {
         }
     }
 
-    /// Its device answers, or has another trouble now.
+    /// Clears the retry state: the cache's device answers, or has another problem now.
     pub fn cache_is_well(&mut self, index: usize) {
         self.ailing.0.remove(&index);
         if let Some(entry) = self.shared().table.caches.get_mut(index) {
@@ -134,7 +141,7 @@ impl Supervisor {
 }
 
 impl VolumeEntry {
-    /// It may be tried now.
+    /// Returns true if the volume may be tried now.
     pub fn is_due(&mut self) -> bool {
         self.again.as_mut().is_none_or(Absent::is_due)
     }
@@ -147,7 +154,7 @@ mod tests {
     use bcached_engine::{Doing, Error};
     use bcached_env::{DiskId, IoError, IoErrorKind};
 
-    /// `serve --cache .. --backing ..` ended with the promise to try it again.
+    /// Regression: `serve --cache .. --backing ..` ended with the promise to retry.
     #[test]
     fn only_what_is_tried_again_is_said_to_be() {
         let refused = |strict| {
@@ -165,7 +172,8 @@ mod tests {
         assert_eq!(refused(false), "no room; make room there: it is tried again, ever less often");
     }
 
-    /// What an engine met when it took a volume up was final, and what its device said when it was looked at, too.
+    /// Regression: errors that an engine met while taking up a volume were final, and so were
+    /// errors from looking at its device.
     #[test]
     fn one_rule_says_what_a_refusal_means_for_a_volume() {
         let config = crate::supervisor::tests::config(&["one"]);

@@ -1,8 +1,8 @@
-//! The devices of a command line: all are claimed, then judged together, before an engine writes to the first of them.
-//! Whoever named one wrong gets the others back as they were.
+//! Claims all devices of a command line, then checks them together before an engine writes to the
+//! first of them. If one of them was named by mistake, the others are left as they were.
 //!
-//! Judged is what the superblocks say. What only the set knows (dirty data behind a backing device's end, for one) is
-//! refused later by its engine.
+//! The check covers what the superblocks say. What only the set knows (dirty data beyond the end of
+//! a backing device, for one) is refused later by its engine.
 
 use crate::engine_error;
 use crate::supervisor::Supervisor;
@@ -13,11 +13,12 @@ use bcached_engine::Error;
 use bcached_format::{BackingState, BackingSuperblock, CacheSuperblock};
 use bcached_offline::devices;
 
-/// A device by its name, and what it says.
+/// A device's name and its superblock.
 type Named<'a, T> = (&'a str, &'a T);
 
 impl Supervisor {
-    /// A device of the command line that cannot be used ends the program. One that hangs is waited for like any other.
+    /// Claims and checks the devices of the command line. One that cannot be used ends the program.
+    /// One that hangs is waited for like any other.
     pub fn claim_devices(&mut self) -> Result<(), Failure> {
         if !self.strict {
             return Ok(());
@@ -51,7 +52,7 @@ impl Supervisor {
     }
 }
 
-/// Opens all of `names`; `None` for one that hangs.
+/// Opens all of `names`; `None` for a device that hangs.
 fn claim<'a, T: Send + 'static>(
     patience: &mut Patience<T>,
     names: impl Iterator<Item = &'a str>,
@@ -65,7 +66,7 @@ fn claim<'a, T: Send + 'static>(
     names.map(claim).collect()
 }
 
-/// Those that are open.
+/// The devices that are open.
 fn answers<T>(all: &[(String, Option<T>)]) -> impl Iterator<Item = Named<'_, T>> {
     all.iter().filter_map(|(name, opened)| Some((name.as_str(), opened.as_ref()?)))
 }
@@ -80,7 +81,8 @@ fn judge_caches(caches: &[Named<'_, CacheSuperblock>]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `named` caches are on the command line; of them `caches` have answered.
+/// Checks the backing devices. `named` caches are on the command line, of which `caches` have
+/// answered.
 fn judge_backings(
     backings: &[Named<'_, BackingSuperblock>],
     caches: &[Named<'_, CacheSuperblock>],
@@ -97,7 +99,7 @@ fn judge_backings(
         }
         let set = superblock.set_uuid();
         let is_its_own = |(_, cache): &&Named<'_, CacheSuperblock>| cache.set_uuid() == set;
-        // The only one is meant whatever the device says.
+        // A single cache is meant whatever the device's superblock says.
         let cache = if named == 1 { caches.first() } else { caches.iter().find(is_its_own) };
         let Some((_, cache)) = cache else {
             if caches.len() == named {
@@ -121,7 +123,8 @@ fn judge_backings(
     Ok(())
 }
 
-/// A backing device without its cache may hold old data only, and if not, all that its cache holds would be void.
+/// Refuses a backing device that belongs to a cache that is not named. On its own it may hold only
+/// stale data; if not, serving it would invalidate everything that its cache holds.
 fn without_a_cache(name: &str, superblock: &BackingSuperblock) -> Result<(), Failure> {
     let refused = |why: String, next: &str| {
         let failure = Failure::new(Kind::WrongSet, format!("cannot serve {name}"));

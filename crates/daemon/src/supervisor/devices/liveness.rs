@@ -1,5 +1,6 @@
-//! Whether all devices answer, before everything is given to another process: what one has not answered keeps its engine from ending, and both
-//! processes from the device. From the first step of a hand-over on nobody is served, so all of this is found out before it.
+//! Checks that all devices answer before everything is handed over to another process. A pending
+//! request keeps its engine from ending, and so keeps both processes from the device. From the
+//! first step of a hand-over on no client is served, so all of this is checked before.
 
 use crate::engine_thread::Engine;
 use crate::supervisor::Shared;
@@ -12,27 +13,29 @@ use std::sync::Mutex;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// How long the devices may take to answer. A disk under load takes a second, and a client who waits for one of them notices no more of this than
-/// of that.
+/// How long the devices may take to answer. A disk under load takes a second, and a client that
+/// waits for such a disk does not notice this check beside it.
 const LIMIT: Duration = Duration::from_secs(4);
 
-/// A device that owes an answer of this age when that is over is named: what is younger may be what others have asked since.
+/// When that limit is over, devices with a request pending at least this long are named. Younger
+/// requests may have been submitted by others since.
 const SILENT: Duration = Duration::from_secs(1);
 
-/// How often it is looked whether what was asked before has been answered.
+/// How often to check whether earlier requests have been answered.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// What keeps an engine from ending in order, in sentences.
 struct Trouble {
     /// Devices that do not answer.
     silent: Vec<String>,
-    /// Caches that have stopped writing, and backing devices that are gone: who waits for one cannot go along, and who is served without
-    /// would not be by a process that has to open it.
+    /// Caches that have stopped writing, and backing devices that are gone. A client that waits for
+    /// one cannot be handed over. A volume that is served without its device would not be served by
+    /// a process that has to open it.
     stopped: Vec<String>,
 }
 
 impl Trouble {
-    /// There is, at this moment; a device is silent that owes an answer of this age.
+    /// Collects it. A device is silent if a request has been pending on it for at least `age`.
     fn now(shared: &Mutex<Shared>, age: Duration) -> Self {
         let (indices, engines): (Vec<_>, Vec<_>) = lock(shared)
             .table
@@ -73,12 +76,12 @@ impl Trouble {
     }
 }
 
-/// No device is known to hang, and no set has stopped writing.
+/// Checks that no device is known to hang and no set has stopped writing.
 pub fn check(shared: &Mutex<Shared>) -> Result<(), Failure> {
     Trouble::now(shared, health::SLOW).refuse()
 }
 
-/// The same, and every device has answered by the end of this, also what it was asked before. Waits for that.
+/// Checks the same, and waits until every device has answered, including earlier requests.
 pub fn prove(shared: &Mutex<Shared>) -> Result<(), Failure> {
     check(shared)?;
     let begun = Instant::now();
@@ -97,13 +100,13 @@ pub fn prove(shared: &Mutex<Shared>) -> Result<(), Failure> {
     }
 }
 
-/// Asks each for something; whether all have done it by then.
+/// Sends a request to each device. Returns whether all have answered by `until`.
 fn have_answered(shared: &Mutex<Shared>, until: Instant) -> bool {
     let engines = lock(shared).table.open_engines();
     let (send, receive) = mpsc::channel();
     for (_, engine) in engines {
         let send = send.clone();
-        // How a set has fared, its status says.
+        // The status of a set reports how it fared.
         engine.prove_devices(Box::new(move |_fared| {
             let _nobody_waits_any_more = send.send(());
         }));
@@ -112,7 +115,7 @@ fn have_answered(shared: &Mutex<Shared>, until: Instant) -> bool {
     loop {
         match receive.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(()) => {}
-            // All have, or are gone.
+            // All have answered, or are gone.
             Err(RecvTimeoutError::Disconnected) => return true,
             Err(RecvTimeoutError::Timeout) => return false,
         }

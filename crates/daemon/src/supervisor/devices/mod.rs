@@ -1,4 +1,5 @@
-//! Devices before they are part of a set: looked at, opened and claimed without waiting for one that hangs.
+//! Devices before they are part of a set: read, opened and claimed without waiting for one that
+//! hangs.
 
 pub mod claims;
 pub mod liveness;

@@ -1,11 +1,11 @@
-//! Opening devices without waiting for one that hangs: a disk or a file system that does not answer keeps whoever opens or
-//! reads it in the kernel for as long as it likes, and that must not be the supervisor, which starts the others, hears
-//! signals and writes the log.
+//! Opens devices without waiting for one that hangs. A disk or a file system that does not answer
+//! holds a thread that opens or reads it in the kernel for any length of time. That must not be the
+//! supervisor's thread, which starts the other devices, handles signals and writes the log.
 //!
-//! So each opening has a thread of its own. What has not come after a while is waited for like a missing device, and taken
-//! when it comes; until then nobody asks the same device the same question again. A device that could not be opened is
-//! asked again without holding up anybody: it may take its time to say the same (it is in use, and by whom cannot be found
-//! out).
+//! So each opening has its own thread. An opening that takes too long is treated as a missing
+//! device, and taken when it completes; until then the same device is not opened a second time. A
+//! device that could not be opened is retried without delaying anything else: it may take a while
+//! to fail again (it is in use, and the holder cannot be found out).
 
 use bcached_control::failure::{Failure, Kind};
 use std::collections::BTreeMap;
@@ -13,21 +13,22 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-/// How long an opening may hold up everybody else, once.
+/// How long one opening may delay everything else, once.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// The same for the devices of a command line, which are judged together: longer than a device waits for its lock and for that of
-/// what is under it, if nobody can be seen who has them.
+/// The limit for the devices of a command line, which are checked together. It is longer than an
+/// opening waits for the locks of a device and of the device below it when no holder is visible.
 const LIMIT_OF_LINE: Duration = Duration::from_secs(15);
 
-/// The same when the device was asked before: an ordinary one needs much less, and what comes later is taken later.
+/// The limit for a device that was refused before. A healthy one needs much less, and a later
+/// result is taken later.
 const LIMIT_AGAIN: Duration = Duration::from_millis(100);
 
-/// Openings of one kind that have not ended, by the device's name.
+/// Openings of one kind that have not ended, by device name.
 pub struct Patience<T> {
     limit: Duration,
     pending: BTreeMap<String, Receiver<Result<T, Failure>>>,
-    /// What devices said when they could not be opened: it holds until they say something else.
+    /// Why devices could not be opened: valid until a device gives another answer.
     refused: BTreeMap<String, Failure>,
 }
 
@@ -38,10 +39,10 @@ impl<T> Default for Patience<T> {
 }
 
 impl<T: Send + 'static> Patience<T> {
-    /// What `open` makes of `name`.
+    /// Opens `name` with `open`, or takes the result of an earlier opening.
     ///
     /// # Errors
-    /// Its own, or that there is no answer yet, which may be asked for again.
+    /// The error of `open`, or that there is no answer yet; the call may be repeated.
     pub fn open(
         &mut self,
         name: &str,
@@ -57,7 +58,7 @@ impl<T: Send + 'static> Patience<T> {
         self.take(name, receiver, limit)
     }
 
-    /// The same for a device of the command line, which nobody else waits beside.
+    /// The same for a device of the command line, which delays nothing else.
     pub fn open_of_line(
         &mut self,
         name: &str,
@@ -67,7 +68,7 @@ impl<T: Send + 'static> Patience<T> {
         self.take(name, receiver, LIMIT_OF_LINE)
     }
 
-    /// What comes of an opening within `limit`; later it is there for whoever asks again.
+    /// Waits up to `limit` for an opening. A later result is kept for the next call.
     fn take(
         &mut self,
         name: &str,
@@ -99,12 +100,12 @@ impl<T: Send + 'static> Patience<T> {
 }
 
 impl<T> Patience<T> {
-    /// Openings of devices that nobody wants any more are forgotten: what comes of them is closed as soon as it comes.
+    /// Drops openings of devices that are no longer wanted: their results are closed on arrival.
     pub fn retain(&mut self, is_wanted: impl Fn(&str) -> bool) {
         self.pending.retain(|name, _| is_wanted(name));
     }
 
-    /// Keeps what was opened before its time, for whoever opens `name` next.
+    /// Keeps a device that was opened too early, for the next opening of `name`.
     pub fn keep(&mut self, name: &str, opened: T) {
         let (sender, receiver) = mpsc::channel();
         let _the_receiver_is_here = sender.send(Ok(opened));
@@ -127,7 +128,8 @@ fn ask<T: Send + 'static>(
 ) -> Result<Receiver<Result<T, Failure>>, Failure> {
     let (sender, receiver) = mpsc::channel();
     let device = name.to_owned();
-    // If nobody waits any more, what was opened is closed again.
+    // If the result is no longer wanted, the device is closed again.
+    // A device that hangs keeps this thread and nobody else: invariant L8.
     let body = move || drop(sender.send(open(&device)));
     let spawned = thread::Builder::new().name("open".to_owned()).spawn(body);
     spawned.map_err(|error| {
@@ -141,9 +143,10 @@ mod tests {
     use super::*;
     use std::time::Instant;
 
-    /// A device that hung held up the start of all others, and the signals.
+    /// Regression: a device that hung delayed the start of all others, and signals.
     #[test]
     fn a_device_that_hangs_is_asked_once_and_taken_when_it_answers() {
+        // Proves invariant L8.
         let mut patience = Patience { limit: Duration::from_millis(10), ..Patience::default() };
         let (answer, hangs) = mpsc::channel::<u32>();
         let hung = patience.open("sdb", move |_| Ok(hangs.recv().expect("answered below")));
@@ -167,7 +170,8 @@ mod tests {
         assert!(matches!(failed, Err(Unopened::Failed(failure)) if failure.kind == Kind::NotFound));
     }
 
-    /// What had been opened for a volume that was removed meanwhile stayed claimed by nobody.
+    /// Regression: a device that was opened for a volume removed meanwhile stayed claimed without a
+    /// user.
     #[test]
     fn what_nobody_wants_any_more_is_closed_when_it_comes() {
         let mut patience = Patience { limit: Duration::from_millis(10), ..Patience::default() };
@@ -184,7 +188,7 @@ mod tests {
         }
     }
 
-    /// Its reason does not come and go with each question.
+    /// The reason of a refusal does not disappear and reappear with each retry.
     #[test]
     fn a_device_that_was_refused_keeps_its_reason_until_it_says_another() {
         let mut patience = Patience::default();

@@ -1,5 +1,7 @@
-//! Devices that somebody asks about are looked at on threads of their own: who asks waits for a while, and no other does. A disk that hangs
-//! keeps its thread in the kernel; as long as it does nobody begins the same look again. (What the loop opens itself is in [`crate::supervisor::devices::open_timeout`].)
+//! Looks at the devices that clients ask about, on separate threads: only the client waits, and for
+//! a limited time. A disk that hangs keeps its thread in the kernel; until it answers, the same
+//! look is not begun again. (Devices that the loop opens itself are in
+//! [`crate::supervisor::devices::open_timeout`].)
 
 use bcached_control::failure::{Failure, Kind};
 use std::collections::BTreeSet;
@@ -8,14 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Between two tries to begin a look that somebody else has begun.
+/// The pause between two attempts to begin a look that another client has begun.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The looks that have not ended, by what they are at.
+/// The names of the devices whose looks have not ended.
 #[derive(Clone, Default)]
 pub struct Looks(Arc<Mutex<BTreeSet<String>>>);
 
-/// One of them.
+/// A look in progress; removes its name when dropped.
 struct Going(Looks, String);
 
 impl Drop for Going {
@@ -25,10 +27,10 @@ impl Drop for Going {
 }
 
 impl Looks {
-    /// What `look` finds at `name`.
+    /// Returns what `look` finds at `name`.
     ///
     /// # Errors
-    /// Its own, or that there is no answer before `until`.
+    /// The error of `look`, or that there is no answer before `until`.
     pub fn look<T: Send + 'static>(
         &self,
         name: &str,
@@ -37,6 +39,7 @@ impl Looks {
     ) -> Result<T, Failure> {
         let going = self.begin(name, until).ok_or_else(|| hangs(name))?;
         let (sender, receiver) = mpsc::channel();
+        // A device that hangs keeps this thread only: invariant L8.
         let body = move || {
             let found = look();
             drop(going);
@@ -55,7 +58,7 @@ impl Looks {
         }
     }
 
-    /// When nobody else looks there any more.
+    /// Waits until no other look at `name` is in progress, and begins one.
     fn begin(&self, name: &str, until: Instant) -> Option<Going> {
         while !self.lock().insert(name.to_owned()) {
             if Instant::now() >= until {
@@ -83,6 +86,7 @@ mod tests {
 
     #[test]
     fn a_device_that_hangs_is_looked_at_by_one_thread() {
+        // Proves invariant L8.
         let looks = Looks::default();
         let soon = || Instant::now() + Duration::from_millis(50);
         let (answer, hangs) = mpsc::channel::<()>();

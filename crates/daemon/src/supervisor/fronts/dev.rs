@@ -1,6 +1,9 @@
-//! `export = "dev"`: a block device by the best way that this machine has. What that is is found out when the volume is first to have
-//! one, and stays until it is retired. By ublk it is the same as `ublk`; else the device is of the kernel's NBD client, whose server is
-//! here, or a loop device over a file of a mount of its own. Those servers show nothing else, and nobody else comes to them.
+//! `export = "dev"`: a block device by the best way that this machine has.
+//!
+//! The way is chosen when the volume first needs a device, and stays until the volume is retired.
+//! By ublk the device is the same as with `ublk`. Otherwise it belongs to the kernel's NBD client,
+//! whose server runs here, or it is a loop device over a file of a private mount. These servers
+//! show nothing else, and have no other clients.
 
 use crate::supervisor::fronts::directories::start_fuse;
 use crate::supervisor::fronts::{Fronts, Running, links, remove_devices, sentence, users_of_device};
@@ -19,25 +22,27 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The kernel is a client that is never to be cut off because others wait: what is asked of a block device would be lost.
+/// The kernel is never cut off because other clients wait: requests to a block device would be
+/// lost.
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
-/// How long the one who asks for a volume's end waits for what its device keeps in memory.
+/// Longest time that a request to give up a volume waits for the kernel to write out the device's
+/// cached data.
 const WRITE_LIMIT: Duration = Duration::from_secs(5);
 
-/// What there is of it.
+/// The state of this front end.
 #[derive(Default)]
 pub struct Dev {
-    /// What each volume's device is made of.
+    /// The kind of each volume's device.
     rungs: BTreeMap<String, Rung>,
     devices: Option<Arc<DevServer>>,
     nbd: Option<Arc<NbdServer>>,
     fuse: Option<FuseServer>,
-    /// What a former process has left was looked for.
+    /// What a former process left was looked for.
     has_cleared: bool,
 }
 
-/// Who has some volumes' devices.
+/// The server of some volumes' devices.
 pub enum Devices {
     Ublk(Arc<UblkServer>),
     Dev(Arc<DevServer>),
@@ -71,12 +76,12 @@ impl Devices {
 }
 
 impl Dev {
-    /// What a volume's device is made of, if that was chosen.
+    /// Returns the kind of a volume's device, if it was chosen.
     pub fn rung(&self, name: &str) -> Option<Rung> {
         self.rungs.get(name).copied()
     }
 
-    /// Its device ends with this process.
+    /// Checks whether the volume's device ends with this process.
     pub fn has_device(&self, name: &str) -> bool {
         matches!(self.rung(name), Some(Rung::Nbd | Rung::Loop))
     }
@@ -85,19 +90,19 @@ impl Dev {
         self.rungs.remove(name);
     }
 
-    /// A loop device without its mount.
+    /// Checks whether the volume has a loop device whose mount has ended.
     pub fn is_cut_off(&self, name: &str) -> bool {
         self.rung(name) == Some(Rung::Loop) && self.fuse.as_ref().is_some_and(FuseServer::has_ended)
     }
 
-    /// Those that are not of ublk.
+    /// Returns the server of the devices that are not of ublk.
     pub fn devices(&self) -> Option<Arc<DevServer>> {
         self.devices.clone()
     }
 
-    /// Ends the servers; their devices have been taken away.
+    /// Ends the servers. Their devices were removed before.
     pub fn shutdown(self, left: Duration) {
-        // Somebody may be about to make a device.
+        // Another thread may be about to make a device.
         let nbd = self.nbd.and_then(Arc::into_inner).map(|server| server.shutdown(left));
         if let Some(Err(busy)) = nbd {
             tracing::warn!(event = "clients-cut", "{busy}");
@@ -109,7 +114,7 @@ impl Dev {
 }
 
 impl Running {
-    /// Who has, or is to have, a volume's block device.
+    /// Returns the server that has, or is to have, a volume's block device.
     pub fn devices_of(&self, name: &str) -> Option<Devices> {
         match self.dev.rung(name) {
             Some(Rung::Nbd | Rung::Loop) => self.dev.devices().map(Devices::Dev),
@@ -125,12 +130,12 @@ impl Running {
         self.devices_of(name)?.path(name)
     }
 
-    /// As the configuration calls it.
+    /// Returns the way of a volume's device, as the configuration calls it.
     pub fn way_of_device(&self, name: &str) -> Way {
         if self.dev.rung(name).is_some() { Way::Dev } else { Way::Ublk }
     }
 
-    /// Gives a volume its device that is none of ublk.
+    /// Gives a volume its device that is not of ublk.
     pub fn serve_dev(&mut self, export: Arc<Export>) {
         let name = export.name.clone();
         let under = match self.dev.rung(&name) {
@@ -148,7 +153,7 @@ impl Running {
     }
 }
 
-/// Connections to a server, as long as there is one.
+/// Returns a function that connects to a server, as long as the server exists.
 fn connecting(server: &Arc<NbdServer>) -> Connect {
     let server = Arc::downgrade(server);
     Arc::new(move |name| {
@@ -159,8 +164,9 @@ fn connecting(server: &Arc<NbdServer>) -> Connect {
 }
 
 impl Fronts {
-    /// The ways to a volume, with what `dev` stands for here. It is chosen once for as long as the volume is served; where there is
-    /// nothing to choose from yet it is tried again.
+    /// Returns the ways to a volume, with `dev` replaced by what it means here. The choice is made
+    /// once for as long as the volume is served. While there is nothing to choose from, it is tried
+    /// again.
     pub fn decide(&self, name: &str, ways: Ways, (config, exports): (&Config, &ExportTable)) -> Ways {
         if !ways.has(Way::Dev) || self.lock().has_ended {
             return ways;
@@ -181,7 +187,7 @@ impl Fronts {
 
     fn choose(&self, name: &str, ways: Ways, with: (&Config, &ExportTable)) -> Result<Rung, String> {
         self.clear_what_was_left(&with.0.places.dev);
-        // It has one device and not two.
+        // A volume that is a ublk device, too, has one device and not two.
         let (rung, missed) = if ways.has(Way::Ublk) {
             (Rung::Ublk, String::new())
         } else {
@@ -243,7 +249,8 @@ impl Fronts {
         DevServer::new(news, changed)
     }
 
-    /// What servers of block devices tell: that one is there, and led to by its links, which the log calls `event`, or is not.
+    /// Returns the callbacks for servers of block devices. A device that has appeared gets its
+    /// links and is logged as `event`; one that is missing is logged with the reason.
     pub fn device_news(&self, event: &'static str, exports: ExportTable) -> (News, Changed) {
         let numbers = self.numbers.clone();
         let news = move |name: &str, state: &DeviceState| match state {
@@ -263,23 +270,25 @@ impl Fronts {
         (Arc::new(news), Arc::new(move || wake.iter().for_each(|wake| wake())))
     }
 
-    /// Before a volume that nobody uses is given up: what the kernel still keeps of its device in memory is written.
+    /// Has the kernel write out the cached data of a volume's device. Called before a volume that
+    /// is not in use is given up.
     ///
     /// # Errors
-    /// It cannot be written, or not yet.
+    /// The data cannot be written, or not within the limit.
     pub fn write_out(&self, name: &str) -> Result<(), String> {
         let devices = self.lock().dev.devices();
         devices.map_or(Ok(()), |devices| devices.write_out(name, WRITE_LIMIT))
     }
 
-    /// Loop devices of a process that was killed, and its mount. Nobody else's can be there: the control socket beside it is ours.
+    /// Removes the loop devices of a process that was killed, and its mount. They cannot belong to
+    /// another process: the control socket beside the mount is ours.
     fn clear_what_was_left(&self, mount: &Path) {
         let is_first = !std::mem::replace(&mut self.lock().dev.has_cleared, true);
         if !is_first {
             return;
         }
         let Ok(mount) = fuse::absolute(mount) else { return };
-        // The mount's end takes its name from them.
+        // Looked for first, because the end of the mount takes its name from them.
         let left = loop_devices::over(&mount);
         if let Err(error) = fuse::clear_stale(&mount) {
             tracing::warn!(event = "device-left", "{}: {}", mount.display(), sentence(&error));
@@ -303,7 +312,7 @@ impl Fronts {
     }
 }
 
-/// Takes these volumes' devices away, also from those who use them.
+/// Removes these volumes' devices, even if they are in use.
 pub fn cut(dev: Arc<DevServer>, names: &[String], limit: Duration) {
     for name in names {
         if let Err(why) = dev.write_out(name, limit) {

@@ -1,4 +1,4 @@
-//! Front ends that begin with a folder.
+//! Front ends that start with a directory.
 
 use crate::supervisor::fronts::sentence;
 use bcached_config::{DISK_BYTES, FrontPlaces};
@@ -11,7 +11,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A directory of ours, which nobody else has to make. It goes again if what it was made for does not begin.
+/// A directory that the daemon makes itself. It is removed if the front end does not start.
 struct OwnDirectory<'a> {
     path: &'a Path,
     made: std::io::Result<()>,
@@ -23,12 +23,12 @@ impl<'a> OwnDirectory<'a> {
         Self { path, made: std::fs::DirBuilder::new().mode(0o755).create(path), is_used: false }
     }
 
-    /// Why it is not there.
+    /// Returns why the directory is not there.
     fn refused(&self) -> Option<&std::io::Error> {
         self.made.as_ref().err().filter(|error| error.kind() != ErrorKind::AlreadyExists)
     }
 
-    /// It is there for good.
+    /// Keeps the directory.
     fn keep(mut self) {
         self.is_used = true;
     }
@@ -37,13 +37,14 @@ impl<'a> OwnDirectory<'a> {
 impl Drop for OwnDirectory<'_> {
     fn drop(&mut self) {
         if self.made.is_ok() && !self.is_used {
-            // Not if somebody has put something there meanwhile.
+            // This fails if something was put there meanwhile.
             let _is_gone = std::fs::remove_dir(self.path);
         }
     }
 }
 
-/// Somebody has removed the directory of a front end that works: it is made again, or what needs it says why not.
+/// Makes the directory of a running front end again after it was removed. If that fails, the socket
+/// that needs it reports why.
 pub fn make_again(directory: &Path) {
     OwnDirectory::make(directory).keep();
 }
@@ -56,7 +57,7 @@ const fn kind_of(kind: ErrorKind) -> Kind {
     }
 }
 
-/// Disks of virtual machines, on sockets in their directory.
+/// Starts the disks of virtual machines, on sockets in their directory.
 pub fn start_vhost(
     places: &FrontPlaces,
     exports: ExportTable,
@@ -82,7 +83,7 @@ pub fn start_vhost(
     Ok(server)
 }
 
-/// Volumes as files, mounted at `directory`.
+/// Starts the volumes as files, mounted at `directory`.
 pub fn start_fuse(
     (directory, allow_other): (&Path, bool),
     exports: ExportTable,

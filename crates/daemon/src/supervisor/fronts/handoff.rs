@@ -1,4 +1,4 @@
-//! What front ends have for another process, and what they go on with that another one has left.
+//! What the front ends leave to another process, and what they take over from one.
 
 use crate::supervisor::fronts::{Fronts, Running};
 use bcached_front_nbd as nbd;
@@ -8,16 +8,17 @@ use std::collections::BTreeSet;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What has been left.
+/// What the front ends have left.
 pub struct Left {
-    /// Where NBD was, and its clients.
+    /// The places of NBD, and its clients.
     pub nbd: Option<nbd::Leaving>,
-    /// Block devices, of which nobody has asked anything that is not answered or kept.
+    /// Block devices. Each request to them is answered or kept.
     pub ublk: Option<ublk::Leaving>,
 }
 
 impl Fronts {
-    /// These clients are gone on with as their volumes come. Block devices of the process `former` come here while that lives.
+    /// Takes over these clients, each as its volume comes. Block devices of the process `former`
+    /// move here while that process lives.
     pub fn succeeding(mut self, connections: Vec<nbd::Left>, former: Option<u32>) -> Self {
         self.lock().resumed = connections.len();
         *self.lock_left() = connections;
@@ -25,34 +26,36 @@ impl Fronts {
         self
     }
 
-    /// There are clients to go on with, which NBD has not been given.
+    /// Checks whether there are clients to resume that NBD was not given yet.
     pub fn has_left(&self) -> bool {
         !self.lock_left().is_empty()
     }
 
-    /// They are the caller's.
+    /// Hands these clients to the caller.
     pub fn take_left(&self) -> Vec<nbd::Left> {
         std::mem::take(&mut *self.lock_left())
     }
 
-    /// Goes on with the clients that another process has left, or this one, whose volumes are served by now.
+    /// Resumes the clients that another process has left, or this one, and whose volumes are served
+    /// by now.
     pub fn go_on(&self) {
         if let Some(nbd) = &self.lock().nbd {
             nbd.go_on();
         }
     }
 
-    /// Some of them wait.
+    /// Checks whether some of these clients still wait.
     pub fn is_waited_for(&self) -> bool {
         self.has_left() || self.lock().nbd.as_ref().is_some_and(|nbd| !nbd.awaited().is_empty())
     }
 
-    /// Of such clients, how many have been gone on with, or wait.
+    /// Returns how many of these clients were resumed, or wait.
     pub fn resumed(&self) -> usize {
         self.lock().resumed
     }
 
-    /// Those that wait for such volumes wait in vain: their UUIDs, one for each of them.
+    /// Ends the clients that wait in vain for such volumes. Returns the UUIDs of the volumes, one
+    /// for each client.
     pub fn give_up(&self, is_in_vain: impl Fn(&str) -> bool) -> Vec<String> {
         let mut running = self.lock();
         let ended = running.nbd.as_ref().map_or_else(Vec::new, |nbd| nbd.give_up(is_in_vain));
@@ -64,7 +67,7 @@ impl Fronts {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who has to connect again if another process takes over.
+    /// Returns the clients that have to reconnect if another process takes over.
     pub fn reconnect(&self) -> Vec<String> {
         let users = self.users().into_iter();
         let cannot = users.filter(|user| user.way == Way::VhostUser || (user.way == Way::Nbd && user.tls));
@@ -72,7 +75,8 @@ impl Fronts {
         told.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Ends all of them and leaves what can be left. What is due goes out, up to `limit` for all together.
+    /// Ends all front ends and leaves what can be left. Pending replies are sent within `limit` for
+    /// all together.
     pub fn leave(&self, limit: Duration) -> Left {
         let deadline = Instant::now() + limit;
         let left = || {
@@ -82,7 +86,7 @@ impl Fronts {
         };
         let devices = self.lock().dev.devices();
         if let Some(devices) = devices {
-            // Nobody uses them: the other process makes others.
+            // They are not in use: the other process makes new ones.
             let names: Vec<_> =
                 self.lock().claims.keys().filter(|name| devices.state(name).is_some()).cloned().collect();
             crate::supervisor::fronts::dev::cut(devices, &names, left());
@@ -99,7 +103,7 @@ impl Fronts {
     }
 }
 
-/// Clients that a log line names; of more it says how many.
+/// The number of clients that a log line names; the rest is counted.
 const NAMED_MAX: usize = 8;
 
 fn tell_ended(ended: &[nbd::Client]) {

@@ -1,12 +1,13 @@
-//! Whether the machine goes down with the daemon.
+//! Finds out whether the machine shuts down together with the daemon.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long systemd may take to say whether the machine is going down.
+/// Longest time that systemd may take to say whether the machine is shutting down.
 const ASK_LIMIT: Duration = Duration::from_secs(5);
 
-/// Whether systemd is taking the machine down. Where there is none, or it does not answer, no.
+/// Checks whether systemd is shutting the machine down. Returns false if there is no systemd, or if
+/// it does not answer.
 pub fn stops() -> bool {
     let mut asked = Command::new("systemctl");
     asked.arg("is-system-running").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -19,6 +20,6 @@ pub fn stops() -> bool {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    // A word: it fits what a pipe holds.
+    // The answer is one word, which fits into the pipe.
     asked.wait_with_output().is_ok_and(|said| said.stdout.starts_with(b"stopping"))
 }

@@ -1,7 +1,9 @@
-//! The front ends: each is started when the first volume is to be had by it, and all threads may ask who uses what.
+//! The front ends. Each starts when the first volume is to be available through it. All threads may
+//! ask which clients use which volume.
 //!
-//! Payloads of requests have a quarter of the daemon's memory, which NBD and FUSE share; each block device and each disk of a virtual
-//! machine takes some of what nodes would have (`config::ways`).
+//! NBD and FUSE share a quarter of the daemon's memory for the payloads of requests. Each block
+//! device and each disk of a virtual machine takes some of the memory that btree nodes would have
+//! (`config::ways`).
 
 pub mod dev;
 pub mod directories;
@@ -33,29 +35,29 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a virtual machine whose volume is taken away may wait for what it has asked.
+/// Longest time that requests in flight may take when a volume is taken away.
 const RETIRE_LIMIT: Duration = Duration::from_secs(5);
 
-/// What each front end has at least to end in, when others have taken the time for it.
+/// The time that each front end has at least to end, even if others have used up the limit.
 const EACH_MIN: Duration = Duration::from_secs(1);
 
-/// All that run. Clones are the same ones.
+/// All running front ends. Clones share them.
 #[derive(Clone, Default)]
 pub struct Fronts {
     running: Arc<Mutex<Running>>,
-    /// Where NBD's connections can be served.
+    /// The rings on which connections can be served.
     rings: nbd::Rings,
-    /// Called when a device has come, or has not.
+    /// Called when a block device has appeared, or has failed to.
     wake: Option<Wake>,
-    /// Where NBD is served instead of the places of the configuration, if there is any.
+    /// Sockets that NBD is served on instead of the configured places, if there are any.
     sockets: Arc<[Arc<Passed>]>,
-    /// The control files that stand beside volumes in a FUSE mount.
+    /// The control files that are shown beside the volumes in a FUSE mount.
     control_files: Arc<OnceLock<Arc<dyn fuse::Tree>>>,
-    /// Clients of another process, or of this one before, until NBD has them.
+    /// Clients of another process, or of this one before a hand-over, until NBD takes them.
     left: Arc<Mutex<Vec<nbd::Left>>>,
-    /// That process.
+    /// The id of that process.
     former: Option<u32>,
-    /// Which volumes are to be `/dev/bcacheN`, too.
+    /// The volumes that are to be `/dev/bcacheN`, too.
     numbers: Numbers,
 }
 
@@ -63,30 +65,30 @@ type Wake = Arc<dyn Fn() + Send + Sync>;
 
 #[derive(Default)]
 struct Running {
-    /// For payloads of NBD and FUSE.
+    /// Memory for the payloads of NBD and FUSE.
     memory: Option<Arc<Pool>>,
     nbd: Option<NbdServer>,
     vhost: Option<Arc<VhostServer>>,
     fuse: Option<FuseServer>,
     ublk: Option<Arc<UblkServer>>,
-    /// Block devices by what else there is.
+    /// Block devices by the best way of this machine (`dev`).
     dev: Dev,
-    /// Nobody else writes to a volume that is a block device.
+    /// Write claims of volumes that are block devices: no other client writes to them.
     claims: BTreeMap<String, Option<Claim>>,
-    /// Why a volume cannot be had by a way that it is to be had by.
+    /// Why a volume is not available by a way that is configured for it.
     refused: BTreeMap<(String, Way), String>,
-    /// What is being taken away: it cannot be there again before that has ended.
+    /// What is being taken away. It cannot appear again before that has ended.
     retiring: BTreeSet<(String, Way)>,
-    /// What was to be served is, or has its reason.
+    /// All that was to be served is served, or has a reason why not.
     is_ready: bool,
-    /// So many clients of another process, or of this one before, have been gone on with, or wait for that.
+    /// The number of clients from before a hand-over that were resumed or wait for that.
     resumed: usize,
-    /// The daemon ends: nothing begins any more.
+    /// The daemon ends: nothing starts any more.
     has_ended: bool,
 }
 
 impl Running {
-    /// A volume cannot be had by a way now. The log is told once for each reason.
+    /// Records why a volume is not available by a way now. Each reason is logged once.
     fn refuse(&mut self, name: &str, way: Way, why: String) {
         let key = (name.to_owned(), way);
         if self.refused.get(&key) != Some(&why) {
@@ -95,7 +97,7 @@ impl Running {
         }
     }
 
-    /// Where a volume can be had by some way, or why not. `None`: it is about to come.
+    /// Returns where a volume is available by a way, or why it is not. `None`: it is not there yet.
     fn place(&self, name: &str, way: Way) -> Option<Result<String, String>> {
         if let Some(why) = self.refused.get(&(name.to_owned(), way)) {
             return Some(Err(why.clone()));
@@ -128,13 +130,13 @@ impl Running {
         Some(Ok(place))
     }
 
-    /// For payloads, of which there are so many bytes at most.
+    /// Returns the memory for payloads, and its limit in bytes.
     fn payloads(&mut self, config: &Config) -> (Arc<Pool>, u64) {
         let bytes = config.memory_bytes / 4;
         (Arc::clone(self.memory.get_or_insert_with(|| Arc::new(nbd::memory(bytes)))), bytes)
     }
 
-    /// True if it is being taken away, which is why it cannot be had.
+    /// Refuses a way while something of the volume is being taken away there. Returns true if so.
     fn refuse_while_retiring(&mut self, name: &str, way: Way) -> bool {
         let is = self.retiring.contains(&(name.to_owned(), way));
         if is {
@@ -145,38 +147,39 @@ impl Running {
     }
 }
 
-/// Where a volume can be had by some way, or why not.
+/// Where a volume is available by a way, or why it is not.
 pub struct Had {
     pub way: Way,
-    /// What a block device is made of, if that was for us to choose.
+    /// The kind of its block device, if the daemon chose it.
     pub by: Option<Rung>,
-    /// How the data of a ublk device comes and goes.
+    /// How the data of a ublk device is transferred.
     pub transfer: Option<Transfer>,
-    /// The link to a block device that the volume's number asks for, or why there is none.
+    /// The link to a block device under the volume's number, or why there is none.
     pub link: Option<Result<String, String>>,
     pub place: Result<String, String>,
 }
 
 impl Fronts {
-    /// None yet; `wake` is called when a block device has come, or has not. NBD is on these sockets, if there are any.
+    /// Creates an instance that runs no front end yet. `wake` is called when a block device has
+    /// appeared, or has failed to. NBD is served on `sockets`, if there are any.
     pub fn new(wake: Wake, sockets: Vec<Arc<Passed>>) -> Self {
         Self { wake: Some(wake), sockets: sockets.into(), ..Self::default() }
     }
 
-    /// NBD has been given sockets.
+    /// Checks whether NBD was given sockets.
     pub fn has_sockets(&self) -> bool {
         !self.sockets.is_empty()
     }
 
-    /// These are the control files, for a mount that is not there yet.
+    /// Sets the control files, for a mount that is still to be made.
     pub fn tell_of(&self, control_files: Arc<dyn fuse::Tree>) {
         let _there_are_some = self.control_files.set(control_files);
     }
 
-    /// Starts one, unless it runs.
+    /// Starts a front end, unless it runs.
     ///
     /// # Errors
-    /// Why it cannot be.
+    /// Why it cannot start.
     pub fn start(&self, way: Way, config: &Config, exports: &ExportTable) -> Result<(), Failure> {
         let mut running = self.lock();
         if running.has_ended {
@@ -186,8 +189,9 @@ impl Fronts {
         let memory = running.payloads(config);
         match way {
             Way::Nbd if running.nbd.is_none() => {
-                // Who has come before the daemon has not come to be told that nothing is there yet.
-                // Nor is anybody let in by a process that may have to give all back.
+                // Clients that connect before the daemon is ready wait, instead of learning that
+                // nothing is there yet. A process that may have to give everything back admits no
+                // client, either.
                 let is_waited_for = self.has_sockets() || self.has_left() || self.former.is_some();
                 let closed = is_waited_for && !running.is_ready;
                 let rings = self.rings.clone();
@@ -211,13 +215,14 @@ impl Fronts {
             Way::Nbd | Way::Ublk | Way::VhostUser | Way::Fuse | Way::Dev => {}
         }
         if matches!(way, Way::Nbd | Way::Fuse) {
-            // All volumes are to be had by it.
+            // All volumes are available by it.
             running.refused.retain(|(_, of), _| *of != way);
         }
         Ok(())
     }
 
-    /// All is served that will be by itself, or has been waited for: who has waited for that is let in.
+    /// Admits the waiting clients. All is served that is going to be without help, or has been
+    /// waited for.
     pub fn open(&self) {
         let mut running = self.lock();
         running.is_ready = true;
@@ -235,12 +240,12 @@ impl Fronts {
         nbd.open();
     }
 
-    /// That has been done.
+    /// Checks whether clients are admitted.
     pub fn is_open(&self) -> bool {
         self.lock().is_ready
     }
 
-    /// From now on clients on TCP are shown another certificate, if NBD is served in TLS.
+    /// Replaces the certificate for new clients on TCP, if NBD is served with TLS.
     pub fn renew(&self, tls: nbd::Tls) {
         if let Some(nbd) = &self.lock().nbd {
             nbd.renew(tls);
@@ -260,7 +265,8 @@ impl Fronts {
         Ok(UblkServer::new(news, changed, self.former))
     }
 
-    /// Before others can find it: nobody else writes to a volume that is to be a block device.
+    /// Claims a volume that is to be a block device before others can find it: no other client
+    /// writes to it.
     pub fn reserve(&self, (name, uuid, shared): (&str, Uuid, bool), ways: Ways, exports: &ExportTable) {
         let mut running = self.lock();
         let way = if ways.has(Way::Dev) { Way::Dev } else { Way::Ublk };
@@ -281,12 +287,12 @@ impl Fronts {
         }
     }
 
-    /// Connections to this volume can be served there.
+    /// Registers the rings on which connections to this volume can be served.
     pub fn lead(&self, volume: Uuid, guests: &Guests) {
         self.rings.insert(volume.0, guests.clone());
     }
 
-    /// A volume is served, or what is known of it has changed.
+    /// Publishes a volume that is served, or whose state has changed.
     pub fn publish(&self, name: &str, ways: Ways, (exports, guests): (&ExportTable, &Guests)) {
         self.publish_device(name, exports, guests);
         if !ways.has(Way::VhostUser) {
@@ -306,12 +312,12 @@ impl Fronts {
         }
     }
 
-    /// A volume cannot be had by a front end that does not start.
+    /// Records that a volume is not available because a front end does not start.
     pub fn refuse(&self, name: &str, way: Way, failure: &Failure) {
         self.lock().refuse(name, way, failure.to_string());
     }
 
-    /// Volumes that cannot be had by some way now, and perhaps can next time.
+    /// Returns the volumes that are not available by some way now, and may be at the next attempt.
     pub fn refused(&self) -> BTreeSet<String> {
         self.lock().refused.keys().map(|(name, _)| name.clone()).collect()
     }
@@ -332,13 +338,14 @@ impl Fronts {
         }
     }
 
-    /// Whether it is known of each device that is to be there whether it is.
+    /// Checks whether each expected block device has appeared or failed.
     pub fn are_settled(&self) -> bool {
         let running = self.lock();
         running.claims.keys().all(|name| running.device(name) != Some(DeviceState::Coming))
     }
 
-    /// A volume is served no more, and does not come back by itself.
+    /// Takes away the block device, and the disk of a virtual machine, of a volume that is served
+    /// no more and does not come back by itself.
     pub fn retire(&self, name: &str) {
         let mut running = self.lock();
         self.numbers.forget(name);
@@ -352,7 +359,7 @@ impl Fronts {
         if let Some((devices, claim)) = device {
             self.apart((named.clone(), devices.way()), move |name| {
                 remove_devices(&devices, &[name], RETIRE_LIMIT);
-                // Whoever writes by another way finds no device beside.
+                // A client that writes by another way must find no device beside it.
                 drop(claim);
             });
         }
@@ -365,7 +372,7 @@ impl Fronts {
         }
     }
 
-    /// Takes something of a volume away, for which nobody waits.
+    /// Takes away something of a volume on a thread of its own. No caller waits for that.
     fn apart(&self, of: (String, Way), away: impl FnOnce(String) + Send + 'static) {
         self.lock().retiring.insert(of.clone());
         let (fronts, key) = (self.clone(), of.clone());
@@ -384,12 +391,12 @@ impl Fronts {
         }
     }
 
-    /// Something of the volume of that name is being taken away.
+    /// Checks whether something of the volume of that name is being taken away.
     pub fn is_retiring(&self, name: &str) -> bool {
         self.lock().retiring.iter().any(|(of, _)| of == name)
     }
 
-    /// Where a volume can be had, and why not.
+    /// Returns where a volume is available, and why not elsewhere.
     pub fn places_of(&self, name: &str, ways: Ways) -> Vec<Had> {
         let running = self.lock();
         let had = |way| {
@@ -405,14 +412,15 @@ impl Fronts {
         ways.iter().filter_map(had).collect()
     }
 
-    /// Where NBD is served.
+    /// Returns where NBD is served.
     pub fn nbd_places(&self) -> Vec<String> {
         let running = self.lock();
         let bound = running.nbd.iter().flat_map(|server| server.bound().iter().map(ToString::to_string));
         bound.collect()
     }
 
-    /// Sockets of NBD and vhost-user that have files, each with the number of the volume's server that has made it; 0: of NBD.
+    /// Returns the sockets of NBD and vhost-user that have files, each with the number of the
+    /// volume's server that made it (0 for NBD).
     pub fn sockets(&self) -> Vec<(PathBuf, u64)> {
         let running = self.lock();
         let bound = running.nbd.iter().flat_map(|server| server.bound());
@@ -423,7 +431,8 @@ impl Fronts {
         nbd.chain(running.vhost.iter().flat_map(|server| server.sockets())).collect()
     }
 
-    /// Listens anew on one of them, whose file is gone; `None` if it is none of them. Else perhaps why not.
+    /// Binds one of these sockets again after its file is gone. Returns the error if that fails,
+    /// and `None` if the path is none of them.
     pub fn bind_again(&self, path: &Path) -> Option<Result<(), String>> {
         let running = self.lock();
         let is_at = |server: &&NbdServer| {
@@ -438,14 +447,15 @@ impl Fronts {
         Some(bound.map_err(|error| sentence(&error)))
     }
 
-    /// Ends all of them. What is due goes out, up to `limit` for all together; each has a little time at least.
+    /// Ends all front ends. Pending replies are sent within `limit` for all together; each front
+    /// end has a little time at least.
     pub fn shutdown(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
         let left = || deadline.saturating_duration_since(Instant::now()).max(EACH_MIN.min(limit));
         self.let_devices_go(limit);
         let ended = Running { has_ended: true, ..Running::default() };
         let Running { nbd, vhost, fuse, ublk, dev, .. } = std::mem::replace(&mut *self.lock(), ended);
-        // Else they would be taken up here again when their engine has ended.
+        // Otherwise they would be taken up here again when their engine has ended.
         let _ends_with_the_process = ublk.map(|ublk| ublk.leave());
         if let Some(Err(busy)) = nbd.map(|server| server.shutdown(left())) {
             tracing::warn!(event = "clients-cut", "{busy}");
@@ -454,8 +464,9 @@ impl Fronts {
         dev.shutdown(left());
     }
 
-    /// Block devices that nobody uses go. Those of ublk that are in use stay in the kernel: what is asked of them waits for the next start; but
-    /// not while the machine is shut down, which would wait for ever. Others cannot: who uses them is cut off.
+    /// Removes block devices that are not in use. Those of ublk that are in use stay in the kernel,
+    /// and requests to them wait for the next start; but not while the machine shuts down, which
+    /// would wait forever. Other devices cannot stay: their users are cut off.
     fn let_devices_go(&self, limit: Duration) {
         let (ublk, dev, names) = {
             let running = self.lock();
@@ -467,7 +478,7 @@ impl Fronts {
             let ublk = Devices::Ublk(ublk);
             let all_go = machine::stops();
             let (go, stay): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| {
-                // Of one that is being taken over nobody knows who has it.
+                // The users of a device that is being taken over are unknown.
                 all_go || ublk.path(name).is_some_and(|path| users_of_device(&path).is_empty())
             });
             for name in stay {
@@ -488,13 +499,14 @@ impl Fronts {
     }
 }
 
-/// Ends what nobody goes on with, each within what is `left` then.
+/// Ends the front ends whose clients no other process can take over, each within the time `left`
+/// then.
 fn end_machines_and_files(
     vhost: Option<Arc<VhostServer>>,
     fuse: Option<FuseServer>,
     left: impl Fn() -> Duration,
 ) {
-    // Somebody may be about to take a volume from it.
+    // Another thread may be about to take a volume from it.
     if let Some(Err(busy)) = vhost.and_then(Arc::into_inner).map(|server| server.shutdown(left())) {
         let volumes = busy.volumes;
         tracing::warn!(event = "clients-cut", "virtual machines are cut off, with requests: {volumes:?}");
@@ -504,12 +516,12 @@ fn end_machines_and_files(
     }
 }
 
-/// Takes these volumes' devices from the kernel, and their links with them.
+/// Removes these volumes' devices and their links.
 fn remove_devices(devices: &Devices, names: &[String], limit: Duration) {
     let paths: Vec<_> = names.iter().filter_map(|name| devices.path(name)).collect();
     let gone = devices.remove(names, limit);
     if gone.is_ok() || devices.way() == Way::Dev {
-        // A name that is used again must not lead to what is left.
+        // A device name that is reused must not be reached by an old link.
         paths.iter().for_each(|path| links::remove(path));
     }
     match gone {
@@ -521,7 +533,7 @@ fn remove_devices(devices: &Devices, names: &[String], limit: Duration) {
     }
 }
 
-/// An error, and what is behind it.
+/// Returns an error and its source in one sentence.
 fn sentence(error: &dyn Error) -> String {
     let why = error.source().map_or_else(String::new, |source| format!(": {source}"));
     format!("{error}{why}")
@@ -546,7 +558,7 @@ fn start_nbd(
         },
         read_only: listen.read_only,
     });
-    // A place of the configuration is what it is, whoever has bound it.
+    // A place of the configuration keeps its settings, no matter which process bound it.
     let passed = sockets.iter().map(|socket| Endpoint {
         place: Place::Passed { socket: Arc::clone(socket), anywhere },
         read_only: places
@@ -555,7 +567,7 @@ fn start_nbd(
             .any(|at| at.read_only && at.at.to_string() == socket.at().to_string()),
     });
     let endpoints: Vec<_> = if sockets.is_empty() { named.collect() } else { passed.collect() };
-    // The least that the largest request needs is in it, because the memory's own least is four times that.
+    // This is enough for the largest request, because the minimum of the memory is four times that.
     let limits = nbd::Limits { total_bytes: bytes, ..nbd::Limits::default() };
     let options = nbd::Options { endpoints, closed, limits, tls, rings };
     let server = NbdServer::start_sharing(options, exports, memory).map_err(|error| {

@@ -1,6 +1,7 @@
-//! `/dev/bcacheN`, links to block devices of volumes whose sections ask for a number.
+//! `/dev/bcacheN`: links to block devices of volumes whose sections ask for a number.
 //!
-//! They are made with the device, and looked after while it is there: the kernel's bcache may be loaded at any time, and then they go.
+//! They are made with the device, and looked after while it exists: the kernel's bcache may be
+//! loaded at any time, and then they are removed.
 
 use crate::supervisor::fronts::{Fronts, links};
 use bcached_control::names::in_control_files;
@@ -10,13 +11,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What sections ask for, and what has become of that, by volume.
+/// The numbers that sections ask for, and what has become of them, by volume.
 #[derive(Clone, Default)]
 pub struct Numbers(Arc<Mutex<BTreeMap<String, Asked>>>);
 
 struct Asked {
     number: usize,
-    /// What the log was told last: it is there, or why it is not. `None`: there is no device, or its other links are not there.
+    /// What was logged last: the link exists, or why it does not. `None`: the device or its other
+    /// links do not exist.
     told: Option<Result<(), String>>,
 }
 
@@ -25,7 +27,7 @@ impl Asked {
         paths::of_machine(Path::new("/dev").join(in_control_files(self.number))).display().to_string()
     }
 
-    /// The log hears what has changed.
+    /// Logs what has changed.
     fn note(&mut self, name: &str, found: Option<Result<bool, String>>) {
         let link = self.path();
         match (&found, &self.told) {
@@ -46,7 +48,7 @@ impl Numbers {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A volume's device is there.
+    /// Makes the link of a device that has appeared.
     pub fn link(&self, name: &str, uuid: Uuid, path: &Path) {
         self.with(|all| {
             let asked = all.get_mut(name);
@@ -57,7 +59,7 @@ impl Numbers {
         });
     }
 
-    /// It is there still.
+    /// Looks after the link of a device that still exists.
     fn keep(&self, name: &str, uuid: Uuid, path: &Path) {
         self.with(|all| {
             if let Some(asked) = all.get_mut(name) {
@@ -70,7 +72,8 @@ impl Numbers {
         self.with(|all| all.remove(name));
     }
 
-    /// The link to a volume's device, or which one there is not and why, if its section asks for one.
+    /// Returns the link to a volume's device, or which one is missing and why, if its section asks
+    /// for one.
     pub fn of(&self, name: &str) -> Option<Result<String, String>> {
         self.with(|all| {
             let asked = all.get(name)?;
@@ -84,7 +87,8 @@ impl Numbers {
 }
 
 impl Fronts {
-    /// Before a volume has its device: its section asks for that number, or for none.
+    /// Sets the number that a volume's section asks for, if any. Called before the volume has its
+    /// device.
     pub fn ask_number(&self, name: &str, number: Option<usize>) {
         self.numbers.with(|all| match (number, all.get(name)) {
             (None, _) => drop(all.remove(name)),
@@ -93,7 +97,7 @@ impl Fronts {
         });
     }
 
-    /// Links that cannot be there any more go, and those come that now can.
+    /// Removes links that cannot exist any more, and makes those that now can.
     pub fn look_after_numbers(&self, exports: &ExportTable) {
         let names: Vec<_> = self.numbers.with(|all| all.keys().cloned().collect());
         for name in names {

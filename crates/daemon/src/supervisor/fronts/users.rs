@@ -1,4 +1,5 @@
-//! Who uses which volume, and by what: for people, and for who must not take it away from them.
+//! The clients of each volume, and their ways to it: for the status, and for checks before a volume
+//! is taken away.
 
 use crate::supervisor::fronts::Fronts;
 use bcached_front_dev::Rung;
@@ -10,27 +11,27 @@ use bcached_uring::{Holder, Identity};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Somebody who uses a volume, or could.
+/// A client that uses a volume, or could.
 pub struct User {
     pub peer: String,
     pub volume: Option<String>,
     pub writing: bool,
-    /// It may only look.
+    /// The client is read-only.
     pub read_only: bool,
-    /// What it says and hears is encrypted.
+    /// The connection is encrypted.
     pub tls: bool,
     pub way: Way,
 }
 
 impl User {
-    /// One of a front end that does not tell such things.
+    /// Returns a client of a front end that does not report such details.
     const fn of(way: Way, peer: String, volume: Option<String>, writing: bool) -> Self {
         Self { peer, volume, writing, read_only: false, tls: false, way }
     }
 }
 
 impl Fronts {
-    /// Everybody who is connected, or has a volume open.
+    /// Returns all clients that are connected or have a volume open.
     pub fn users(&self) -> Vec<User> {
         let running = self.lock();
         let nbd = running.nbd.iter().flat_map(NbdServer::clients).map(|client| User {
@@ -58,21 +59,22 @@ impl Fronts {
             with_users(&mut user.peer);
         }
         for (name, way, path) in devices {
-            // One may have it open several times.
+            // A process may have it open several times.
             let its = users_of_device(&path).into_iter().collect::<BTreeSet<_>>().into_iter();
             users.extend(its.map(|peer| User::of(way, peer, Some(name.clone()), true)));
         }
         users
     }
 
-    /// Who uses which volume, in words.
+    /// Returns which client uses which volume, in words.
     pub fn uses(&self) -> Vec<String> {
         let uses = self.users().into_iter();
         let uses = uses.filter_map(|user| user.volume.map(|volume| format!("{} uses {volume}", user.peer)));
         uses.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Somebody uses the volume of that name who is not told when it has another size, as a block device is.
+    /// Checks whether a client of that volume is not told of a new size, as the users of a block
+    /// device are.
     pub fn is_size_kept(&self, name: &str) -> bool {
         let is_told = |way| match way {
             Way::Dev => true,
@@ -82,7 +84,7 @@ impl Fronts {
         self.users().iter().any(|user| user.volume.as_deref() == Some(name) && !is_told(user.way))
     }
 
-    /// The block device of the volume of that name, if it is there and is told when the volume has another size.
+    /// Returns the block device of that volume, if it exists and is told of a new size.
     pub fn told_device(&self, name: &str) -> Option<PathBuf> {
         let (rung, path) = {
             let running = self.lock();
@@ -95,14 +97,15 @@ impl Fronts {
         is_told.then_some(path)
     }
 
-    /// Who uses the volume of that name.
+    /// Returns the clients of the volume of that name.
     pub fn users_of(&self, name: &str) -> Vec<String> {
         let its = self.users().into_iter().filter(|user| user.volume.as_deref() == Some(name));
         // A client may have several connections.
         its.map(|user| user.peer).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Who has files of volumes open, or block devices that do not outlive this process: they would be left without.
+    /// Returns the clients that have files of volumes open, or block devices that end with this
+    /// process. They would lose them.
     pub fn users_of_files(&self) -> Vec<String> {
         let ends = |user: &crate::supervisor::fronts::User| match (user.way, &user.volume) {
             (Way::Fuse, _) => true,
@@ -114,7 +117,8 @@ impl Fronts {
     }
 }
 
-/// Who has the block device: mounts, swap, what stands on it, else processes other than this one, which may serve it by having it open.
+/// Returns the users of a block device: mounts, swap, devices on top of it, otherwise processes.
+/// This process is left out, since it may have the device open to serve it.
 pub fn users_of_device(path: &Path) -> Vec<String> {
     let users = Identity::of(path).map_or_else(Vec::new, Identity::users).into_iter();
     let own = std::process::id();
@@ -122,7 +126,7 @@ pub fn users_of_device(path: &Path) -> Vec<String> {
     others.map(|user| user.to_string()).collect()
 }
 
-/// Of a loop device over a file also who has that.
+/// Adds the users of a loop device that has a file open.
 fn with_users(peer: &mut String) {
     let users = if peer.starts_with("/dev/") { users_of_device(Path::new(peer)) } else { Vec::new() };
     if !users.is_empty() {

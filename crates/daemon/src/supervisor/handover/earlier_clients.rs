@@ -1,5 +1,6 @@
-//! Clients that were here before this process served anything: it has taken over, or was to be replaced and goes on. Each goes on as soon as its
-//! volume is served, whatever becomes of others, unless the process before may still go on with all of them.
+//! Clients that were connected before this process served anything, because it has taken over, or
+//! was to be replaced and goes on. Each is resumed as soon as its volume is served, whatever
+//! becomes of others, unless the former process may still resume all of them.
 
 use crate::supervisor::Supervisor;
 use bcached_port::Way;
@@ -7,30 +8,31 @@ use bcached_uring::device::claim;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// How long who comes newly waits for volumes that were served before: they are back within a moment, or their devices are ill. He hears then
-/// of a volume that is not there that it is not.
+/// How long new clients wait for volumes that were served before. These are back within a moment,
+/// or their devices are faulty. After that a client is told if its volume is not there.
 const DOOR_LIMIT: Duration = Duration::from_secs(5);
 
-/// How long clients are kept, and devices held for this process, when it is ready but for their volumes, whose devices have been waited for by
-/// then (`wait`): a device that is plugged in again is there by then, and few clients have more patience.
+/// How long clients are kept, and devices reserved for this process, once it is ready except for
+/// their volumes. Those devices have been waited for by then (`wait`). A device that is plugged in
+/// again is back within this time, and few clients have more patience.
 const CLIENTS_LIMIT: Duration = Duration::from_secs(60);
 
 /// Why they are ended after that.
 const GONE: &str = "their volumes are not to be had again";
 
-/// What the loop knows of them.
+/// What the loop knows of these clients.
 #[derive(Default)]
 pub struct Kept {
-    /// Since when nobody else can go on with them.
+    /// The moment since which no other process can resume them.
     alone: Option<Instant>,
-    /// Since when all is served that comes by itself.
+    /// The moment since which all is served that comes by itself.
     pub ready: Option<Instant>,
-    /// Devices that were not opened are nobody's.
+    /// Devices that were not opened are released.
     are_settled: bool,
 }
 
 impl Supervisor {
-    /// Lets those go on that can, and gives up what has been kept for long enough.
+    /// Resumes the clients that can go on, and gives up what has been kept for long enough.
     pub fn look_after_kept(&mut self) {
         let starts = self.is_first && self.predecessor.is_none() && self.kept.ready.is_none();
         let is_done = self.kept.are_settled && self.fronts.is_open() && !self.fronts.is_waited_for();
@@ -43,7 +45,7 @@ impl Supervisor {
         }
         let alone = *self.kept.alone.get_or_insert_with(Instant::now);
         self.fronts.go_on();
-        // By another way they are served, and by NBD they never will be.
+        // They are served by another way, and never by NBD again.
         let by_nbd = self.exports.by(Way::Nbd);
         let is_elsewhere = |volume: &str| self.exports.find(volume).is_ok() && by_nbd.find(volume).is_err();
         self.cut_kept("their volumes are not to be had by NBD any more", is_elsewhere);
@@ -56,13 +58,15 @@ impl Supervisor {
         self.settle_claims();
     }
 
-    /// Whoever and whatever is still kept was kept for long enough. Devices of the command line may take any time, and their clients do not.
+    /// Checks whether the clients and devices that are still kept were kept for long enough.
+    /// Devices of the command line may take any time, but their clients do not wait that long.
     fn have_waited(&self) -> bool {
         let since = if self.strict { self.kept.alone } else { self.kept.ready };
         since.is_some_and(|since| since.elapsed() >= CLIENTS_LIMIT)
     }
 
-    /// Devices that this process was to have and has not opened are nobody's: when all is served that was, or has been waited for.
+    /// Releases devices that this process was to have and has not opened, when all is served that
+    /// was, or has been waited for.
     fn settle_claims(&mut self) {
         let is_over = || self.have_waited() || self.missing(&self.shared().table).is_empty();
         if self.kept.ready.is_some() && !self.kept.are_settled && is_over() {
@@ -71,7 +75,8 @@ impl Supervisor {
         }
     }
 
-    /// Ends those that are kept for such volumes, by their UUIDs, and says so, and why.
+    /// Ends the clients that are kept for such volumes, given by UUID, and logs that with the
+    /// reason.
     pub fn cut_kept(&self, why: &str, is_in_vain: impl Fn(&str) -> bool) {
         let cut = self.fronts.give_up(is_in_vain);
         if cut.is_empty() {

@@ -1,4 +1,5 @@
-//! Another process takes over from this one, or this one has taken over: what the loop has to do with it. The rest is in [`crate::take_over`].
+//! Hand-over: another process takes over from this one, or this one has taken over. This is the
+//! loop's part of it; the rest is in [`crate::take_over`].
 
 pub mod earlier_clients;
 
@@ -19,33 +20,33 @@ use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long an answer waits for the end: less than the client waits for it.
+/// Longest time that an answer waits for the end: less than the client waits for it.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// How long somebody waits who wants to know: less than the client waits for it.
+/// Longest time that a caller of a dry run waits: less than the client waits for it.
 const CHECK_LIMIT: Duration = Duration::from_secs(8);
 
-/// What of it the program has at least, to read its configuration.
+/// The part of [`CHECK_LIMIT`] that the program has at least, to read its configuration.
 const TRIAL_LIMIT: Duration = Duration::from_secs(1);
 
-/// How long block devices may take to be let go of, after their engines have ended.
+/// Longest time for the release of block devices after their engines have ended.
 const DEVICES_LIMIT: Duration = Duration::from_secs(5);
 
-/// How long clients wait in a hand-over for what was not served before it.
+/// How long clients wait in a hand-over for volumes that were not served before it.
 const OTHERS_LIMIT: Duration = Duration::from_millis(250);
 
-/// How far a hand-over is. Clones are the same one.
+/// The progress of a hand-over. Clones share it.
 #[derive(Clone)]
 pub struct Course(Arc<(Mutex<TakingOver>, Condvar)>);
 
 impl Course {
-    /// What is known of it when a process, or one that goes on, begins.
+    /// Begins with what is known when a process starts, or goes on.
     pub fn begin(known: TakingOver) -> Self {
         let known = TakingOver { pid: std::process::id(), ..known };
         Self(Arc::new((Mutex::new(known), Condvar::new())))
     }
 
-    /// Of a process that was to be replaced, and is not.
+    /// Returns the progress of a process that was to be replaced, and is not.
     pub fn failed(failure: &Failure) -> TakingOver {
         let failure = Some(failure.to_error());
         TakingOver { progress: Progress::Failed, failure, ..TakingOver::default() }
@@ -56,13 +57,14 @@ impl Course {
         self.0.1.notify_all();
     }
 
-    /// Another process takes over, or this one does, and the other one may still take everything back.
+    /// Checks whether another process takes over, or this one does and the former one may still
+    /// take everything back.
     pub fn is_under_way(&self) -> bool {
         let now = self.lock();
         now.progress == Progress::UnderWay && !now.former_died
     }
 
-    /// The other process has died: nobody takes anything back from this one any more.
+    /// Notes that the former process has died: it cannot take anything back from this one.
     pub fn loses_former(&self) {
         self.lock().former_died = true;
     }
@@ -72,15 +74,15 @@ impl Course {
     }
 }
 
-/// What somebody wants of who may hand over.
+/// A request to the process that may hand over.
 pub enum Wish {
-    /// To know whether it could.
+    /// Check whether it could hand over.
     Checked(Sender<Result<(), Failure>>),
-    /// That it does.
+    /// Hand over.
     By(Successor),
 }
 
-/// What the control thread calls for it.
+/// Returns the control thread's function that requests a hand-over.
 pub fn ask(shared: Arc<Mutex<Shared>>, fronts: Fronts, course: Course, events: Sender<Event>) -> AskTakeOver {
     Box::new(move |asked, uid| {
         check(&asked, &shared, &fronts)?;
@@ -108,7 +110,7 @@ pub fn ask(shared: Arc<Mutex<Shared>>, fronts: Fronts, course: Course, events: S
             *course = now(Progress::UnderWay);
         }
         tracing::info!(event = "take-over-asked", uid = user(uid), "take over: {}", asked.program.display());
-        // Nobody is started for nothing.
+        // No process is started in vain.
         let successor = liveness::check(&shared).and_then(|()| {
             let successor = Successor::start(&asked.program)?;
             let (program, version) = (asked.program.display(), &successor.version);
@@ -116,7 +118,7 @@ pub fn ask(shared: Arc<Mutex<Shared>>, fronts: Fronts, course: Course, events: S
             Ok(successor)
         });
         let begun = successor.and_then(|successor| {
-            // As late as can be: from here on clients wait.
+            // As late as possible: from here on clients wait.
             liveness::prove(&shared)?;
             let gone =
                 |_| Failure::new(Kind::NotFound, "the daemon stops").next("start the other one when it has");
@@ -131,7 +133,8 @@ pub fn ask(shared: Arc<Mutex<Shared>>, fronts: Fronts, course: Course, events: S
     })
 }
 
-/// Whether it could be: the devices answer, the files say what is served, and the program runs and understands them. It is ended then.
+/// Checks whether a hand-over could succeed: the devices answer, the files describe what is served,
+/// and the program runs and understands them. The program is ended then.
 fn would(asked: &TakeOver, shared: &Mutex<Shared>, events: &Sender<Event>) -> Result<(), Failure> {
     let until = Instant::now() + CHECK_LIMIT;
     let left = || until.saturating_duration_since(Instant::now());
@@ -143,7 +146,7 @@ fn would(asked: &TakeOver, shared: &Mutex<Shared>, events: &Sender<Event>) -> Re
     Successor::tries(&asked.program, left().max(TRIAL_LIMIT))
 }
 
-/// What it calls to hear how far that is.
+/// Returns the control thread's function that asks for the progress.
 pub fn taken_over(course: Course) -> AskTakenOver {
     Box::new(move || {
         let is_under_way = |now: &mut TakingOver| now.progress == Progress::UnderWay;
@@ -172,7 +175,7 @@ fn check(asked: &TakeOver, shared: &Mutex<Shared>, fronts: &Fronts) -> Result<()
     check_unused(fronts)
 }
 
-/// Nobody uses what the other process cannot go on with.
+/// Checks that no client uses what the other process cannot take over.
 fn check_unused(fronts: &Fronts) -> Result<(), Failure> {
     let users = fronts.users_of_files();
     if users.is_empty() {
@@ -186,12 +189,13 @@ pub fn cannot(kind: Kind, why: String) -> Failure {
     Failure::new(kind, "nobody can take over from this daemon now").why(why)
 }
 
-/// Of who was to take over: the sockets that it has are those of the process that goes on.
+/// Returns the failure of a process that was told to end while it was to take over. Its sockets are
+/// those of the process that goes on.
 pub fn told_to_end() -> Failure {
     Failure::new(Kind::Io, "the process that was to take over was told to end")
 }
 
-/// The names of those that are.
+/// Returns the names of the served volumes.
 fn served(volumes: &[VolumeEntry]) -> Vec<String> {
     let are = volumes.iter().filter(|entry| matches!(entry.state, VolumeState::Served(_)));
     are.map(|entry| entry.display_name().to_owned()).collect()
@@ -200,15 +204,15 @@ fn served(volumes: &[VolumeEntry]) -> Vec<String> {
 /// How a process has ended, or that it goes on.
 pub enum Life {
     Ended(Result<(), Failure>),
-    /// Another one was to take over and has not: what this one goes on with.
+    /// Another process was to take over and has not: what this one goes on with.
     GoesOn(Box<Start>),
 }
 
 impl Supervisor {
-    /// Somebody wants that; the process that takes over, if one does.
+    /// Handles a request. Returns the process that takes over, if one does.
     pub fn hears(&self, wish: Wish) -> Option<Successor> {
         match wish {
-            // Dropped, it ends.
+            // If it is dropped, it ends.
             Wish::By(successor) => self.may_hand_over().then_some(successor),
             Wish::Checked(answer) => {
                 let checked = self.check_files().and_then(|files| self.check_to_hand_over(files.as_ref()));
@@ -218,7 +222,8 @@ impl Supervisor {
         }
     }
 
-    /// What the other process would find out by itself: it can begin with what the files say, if there are any.
+    /// Checks what the other process would find out by itself: it can start with what the files
+    /// say, if there are any.
     fn check_files(&self) -> Result<Option<Config>, Failure> {
         if self.strict {
             return Ok(None);
@@ -234,10 +239,10 @@ impl Supervisor {
         self.check_comes_again(files)
     }
 
-    /// Whether what held when that was asked for still does: the other process may have been long about its configuration. If not, who
-    /// asked hears why, and nothing has changed.
+    /// Checks again what was checked at the request, since the other process may have taken long to
+    /// read its configuration. On failure the requester learns why, and nothing has changed.
     fn may_hand_over(&self) -> bool {
-        // Who cannot read them has been told already, or is about to be.
+        // If they cannot be read, the requester has been told, or is about to be.
         let files = self.read_with(None).ok();
         let checked = self.check_to_hand_over(files.as_ref());
         if let Err(failure) = &checked {
@@ -247,7 +252,8 @@ impl Supervisor {
         checked.is_ok()
     }
 
-    /// What is served is found by who opens it next, which may be this process again: in the files, and where they say.
+    /// Checks that the next process, which may be this one again, can find all that is served: it
+    /// is in the files, and where they say.
     fn check_comes_again(&self, files: Option<&Config>) -> Result<(), Failure> {
         let shared = self.shared();
         let volumes = shared.table.volumes.iter();
@@ -279,7 +285,7 @@ impl Supervisor {
         }
     }
 
-    /// Another process has all there is from now on, unless it cannot.
+    /// Hands everything over to another process, or takes it back if that fails.
     pub fn hand_over(self, control: Control, successor: Successor) -> Life {
         tracing::info!(event = "handing-over", "another process takes over");
         self.exports.end_waiting();
@@ -294,7 +300,7 @@ impl Supervisor {
             Err(failure) => {
                 tracing::error!(event = "take-over-failed", "{failure}");
                 let known = Course::failed(&failure);
-                // Who waits for the end has asked this process as it was.
+                // The requester that waits for the end has asked this process as it was.
                 course.set(known.clone());
                 match heritage.take_back() {
                     Ok(taken) => {
@@ -311,7 +317,8 @@ impl Supervisor {
         }
     }
 
-    /// This process was to take over and cannot: the other one goes on with what this one leaves as it was.
+    /// Gives everything back, because this process cannot take over. The former process goes on
+    /// with what this one leaves unchanged.
     pub fn give_back(self, control: Control, predecessor: &Predecessor, failure: Failure) -> Life {
         tracing::error!(event = "take-over-failed", "{failure}");
         let _left = self.leave(control);
@@ -319,7 +326,8 @@ impl Supervisor {
         Life::Ended(Err(failure))
     }
 
-    /// Ends everything here, and takes nothing away from anybody. Second: whether the sets have been closed.
+    /// Ends everything here, and takes nothing away from clients. The second value says whether the
+    /// sets were closed.
     fn leave(mut self, control: Control) -> (Heritage, Result<(), Failure>) {
         let since = Instant::now();
         let (entries, said) = {
@@ -330,7 +338,7 @@ impl Supervisor {
         let (served, reconnect) = (served(&entries), self.fronts.reconnect());
         let claims = claim::live();
         let control = control.leave();
-        // Who waits for a volume that moves would wait for ever.
+        // A client that waits for a moving volume would wait forever.
         entries.iter().for_each(|entry| self.let_clients_go(entry));
         let fronts = self.fronts.leave(REPLIES_LIMIT);
         self.strict = false;
@@ -345,23 +353,25 @@ impl Supervisor {
         (Heritage { claims, control, nbd: fronts.nbd, yours, since }, closed)
     }
 
-    /// All is served that the process before has served, or this one before it was to be replaced. What was not is waited for no longer than that:
-    /// clients of all others would wait, too.
+    /// Checks whether all is served that the former process served, or this one before it was to be
+    /// replaced. Other volumes are waited for only briefly, because clients of all volumes would
+    /// wait for them, too.
     pub fn all_is_back(&self, table: &Table, elapsed: Duration) -> bool {
         let waits = self.is_first || self.strict || self.yours.served.is_empty() || elapsed < OTHERS_LIMIT;
         !waits && self.missing(table).is_empty()
     }
 
-    /// What was served before, and is not now.
+    /// Returns the volumes that were served before, and are not now.
     pub fn missing(&self, table: &Table) -> Vec<String> {
         let now = served(&table.volumes);
         self.yours.served.iter().filter(|name| !now.contains(name)).cloned().collect()
     }
 
-    /// Everything is served that is going to be: then the process before is told so, and this one goes on with its clients.
+    /// Ends the hand-over when everything is served that is going to be: tells the former process,
+    /// and resumes its clients.
     ///
     /// # Errors
-    /// What the process before served is not all served here.
+    /// Not all that the former process served is served here.
     pub fn confirm(&mut self) -> Result<(), Failure> {
         let missing = self.missing(&self.shared().table);
         let died = self.predecessor.as_ref().is_some_and(Predecessor::has_died);

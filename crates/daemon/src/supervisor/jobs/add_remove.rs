@@ -1,4 +1,4 @@
-//! Volumes that are added to a running daemon and removed from it, and stay so over restarts.
+//! Adding volumes to a running daemon and removing them from it, which lasts over restarts.
 
 use crate::engine_thread::Engine;
 use crate::supervisor::jobs::Before;
@@ -12,7 +12,7 @@ use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
 use bcached_engine::VolumeId;
 
 impl Supervisor {
-    /// A volume that nobody uses is served no more. What a file says of it stays.
+    /// Plans to stop serving a volume that is not in use. Its section in the file stays.
     pub fn plan_removal(&self, entry: &VolumeEntry, planned: &mut Planned) -> Result<(), Failure> {
         self.check_unused(entry.display_name(), Verb::Remove)?;
         planned.work = Some(Work::GivesUp);
@@ -31,12 +31,14 @@ impl Supervisor {
         let mut file = SetFile::read(path)?;
         let kept = file.kept_of(name);
         planned.before = Before { section: Some(kept.clone()), ..Before::default() };
-        // Its device, its cache and its options stay, also where no other file knows of it: it comes back by its name.
+        // Device, cache and options stay, even if no other file knows the volume: its name brings
+        // it back.
         (kept.served, kept.released) = (Some(false), None);
         self.will_keep(file, planned)
     }
 
-    /// A volume that is to be removed, and is not served: that is so already. One that went with its cache does not come back with that any more.
+    /// Answers the removal of a volume that is not served already. A volume that was released with
+    /// its cache is marked so that it does not come back with the cache.
     pub fn is_removed(&mut self, begin: &Begin) -> Result<Shown, Failure> {
         let name = &begin.volume;
         let shown = Shown { already: true, ..Shown::new(Verb::Remove, name.clone(), State::Done) };
@@ -55,7 +57,7 @@ impl Supervisor {
         Ok(shown)
     }
 
-    /// The file is to say so from now on, if the next start would read it.
+    /// Plans to write the file, if the next start could read it.
     fn will_keep(&self, file: SetFile, planned: &mut Planned) -> Result<(), Failure> {
         Config::load_with(&self.line, Some(&file.text()))?;
         if file.is_changed() {
@@ -65,7 +67,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// The engine gives the volume up, and nobody gets it.
+    /// Has the engine give the volume up; no other engine takes it over.
     pub fn begin_removal(&self, number: u64, volume: usize, verb: Verb, engine: &Engine, id: VolumeId) {
         if self.unpublish(number, volume, verb) {
             let sender = self.sender.clone();
@@ -74,7 +76,8 @@ impl Supervisor {
         }
     }
 
-    /// It was removed, which is as if it was not configured; or it was stopped, and who asks for it is told so.
+    /// Handles a volume that is gone. A removed one is as if it were not configured; a client that
+    /// asks for a stopped one is told that it is stopped.
     pub fn gone(&self, volume: usize, verb: Option<Verb>) {
         let is_stopped = verb == Some(Verb::Stop);
         let entry = {
@@ -87,7 +90,8 @@ impl Supervisor {
         let name = entry.display_name();
         if is_stopped {
             self.name_export(&entry);
-            // Whoever uses it was asked before: nothing waits for what does not come by itself.
+            // Clients were checked before. No client can wait for a volume that does not come back
+            // by itself.
             self.fronts.retire(name);
             tracing::info!(event = "volume-stopped", "{name}: it is not served until the next start");
         } else {
@@ -96,7 +100,8 @@ impl Supervisor {
         }
     }
 
-    /// Serves a volume that is named now, or was removed: a device of that name in the configuration from now on.
+    /// Serves a volume that is newly named or was removed: a device that the configuration names
+    /// from now on.
     pub fn add(&mut self, begin: &Begin, looked: &Looked) -> Result<Shown, Failure> {
         let name = &begin.volume;
         let mut shown = Shown::new(Verb::Add, name.clone(), State::Done);
@@ -158,8 +163,8 @@ impl Supervisor {
         Ok(shown)
     }
 
-    /// What is kept of volumes that commands have added and removed, and that had this device or this name, is not about the volume `name` on
-    /// that device: options were chosen for the device, and a device has one name.
+    /// Drops what is kept of removed volumes that had this device or this name, unless they had
+    /// both. Options were chosen for the device, and a device has one name.
     fn forget_removed(&self, file: &mut SetFile, name: &str, backing: &str) {
         let removed = file.removed_with_device();
         let real = Real::of(removed.iter().map(|(_, device)| device.clone()).chain([backing.to_owned()]));
@@ -170,7 +175,8 @@ impl Supervisor {
         }
     }
 
-    /// The device is no cache's and no other volume's, by whatever path. (By a hard link it is known when it is looked at.)
+    /// Checks that the device belongs to no cache and no other volume, by any path. (A hard link is
+    /// recognised when the device is looked at.)
     fn check_not_there(&self, begin: &Begin) -> Result<(), Failure> {
         let Some(backing) = &begin.backing else { return Ok(()) };
         let there: Vec<(String, precheck::Owner)> = {
@@ -193,7 +199,7 @@ impl Supervisor {
         }
     }
 
-    /// What is added and there already has that device and that cache.
+    /// Checks that a volume which exists already has the requested device and cache.
     fn check_as_it_is(&self, entry: &VolumeEntry, begin: &Begin) -> Result<(), Failure> {
         let refused =
             |why: String| Failure::new(Kind::InUse, format!("cannot add {}", begin.volume)).why(why);
@@ -212,7 +218,8 @@ impl Supervisor {
             .option("--cache"))
     }
 
-    /// It does not go with a cache that is being released, nor would it come to one, which its section names so.
+    /// Checks that the volume is not on a cache that is being released, and that its section does
+    /// not name such a cache.
     pub fn check_not_releasing(&self, name: &str, said: Option<Option<&str>>) -> Result<(), Failure> {
         let goes = {
             let shared = self.shared();
@@ -227,7 +234,8 @@ impl Supervisor {
         if goes { Err(self.release_goes_on(&format!("cannot add {name} now"))) } else { Ok(()) }
     }
 
-    /// Serves a volume again that was stopped, if it is to be served as it was; and looks again at one that could not be served.
+    /// Serves a stopped volume again, if the request matches it, and looks again at one that could
+    /// not be served.
     fn resume(&self, begin: &Begin, looked: &Looked) -> Option<Shown> {
         let mut shared = self.shared();
         let index = shared.table.volumes.iter().position(|entry| entry.display_name() == begin.volume)?;

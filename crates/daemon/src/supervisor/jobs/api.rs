@@ -1,5 +1,5 @@
-//! Jobs as the control thread sees them: it has one begun, and asks how far they are. No function here holds the
-//! supervisor's lock while it waits for an engine.
+//! Jobs as the control thread sees them: it has them begun, and asks how far they are. No function
+//! here holds the supervisor's lock while it waits for an engine.
 
 use super::precheck::Asking;
 use super::{Ended, Job, Subject, blockers, user};
@@ -13,7 +13,7 @@ use bcached_control::jobs::{Job as Shown, Jobs as AllShown, State, Verb};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What the control thread calls to have some begun.
+/// Returns the control thread's function that begins a job.
 pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskBegin {
     let looks = Looks::default();
     Box::new(move |begin, uid| {
@@ -24,7 +24,7 @@ pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskBegin {
             let (verb, volume) = (begin.verb, &begin.volume);
             tracing::info!(event = "job-refused", uid = user(uid), "{verb} {volume}: {failure}");
         };
-        // What is added is not called anything yet, and what is forgotten is called so by its cache.
+        // No volume has the name of one to be added yet; one to be forgotten is named by its cache.
         let is_nothings = matches!(begin.verb, Verb::Add | Verb::Forget | Verb::Release | Verb::Import);
         let volume = match (begin.verb, is_nothings) {
             (_, true) => None,
@@ -39,7 +39,7 @@ pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskBegin {
     })
 }
 
-/// What the control thread calls to see all of it.
+/// Returns the control thread's function that shows all jobs.
 pub fn all(shared: Arc<Mutex<Shared>>) -> AskJobs {
     Box::new(move || {
         let numbers: Vec<u64> = lock(&shared).jobs.all.keys().copied().collect();
@@ -48,7 +48,7 @@ pub fn all(shared: Arc<Mutex<Shared>>) -> AskJobs {
     })
 }
 
-/// What goes on at this moment.
+/// Returns the running jobs.
 pub fn running(shared: &Mutex<Shared>) -> Vec<Shown> {
     let numbers: Vec<u64> = {
         let shared = lock(shared);
@@ -57,7 +57,7 @@ pub fn running(shared: &Mutex<Shared>) -> Vec<Shown> {
     numbers.into_iter().filter_map(|number| show(shared, number).ok()).collect()
 }
 
-/// What it calls to see one.
+/// Returns the control thread's function that shows one job.
 pub fn one(shared: Arc<Mutex<Shared>>) -> AskJob {
     Box::new(move |number| show(&shared, number))
 }
@@ -73,7 +73,7 @@ pub fn find(shared: &Mutex<Shared>, number: u64) -> Result<Job, Failure> {
     })
 }
 
-/// A job as it is at this moment. Holds no lock while it waits for an engine.
+/// Returns a job as it is at this moment. Holds no lock while it waits for an engine.
 pub fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
     let job = find(shared, number)?;
     let state = match job.ended.as_ref().map(|ended| &ended.outcome) {
@@ -114,7 +114,7 @@ pub fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
             shown = shown.with_progress(dirty, milliseconds);
         }
         let told = blockers::of(&lock(shared).table, (job.verb, &job.subject), &status);
-        // What the loop has found is about this work alone.
+        // What the loop has found concerns this job alone, so it comes first.
         shown.blocked_by = job.blocked.clone().or(told);
     } else if running.is_some() {
         shown.blocked_by = Some("its engine does not answer at present".to_owned());

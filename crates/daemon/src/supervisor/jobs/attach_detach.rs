@@ -1,4 +1,5 @@
-//! Volumes that come to a cache, leave it, or are cleaned: what is asked for is judged whole before anything is kept or done.
+//! Volumes that are attached to a cache, detached from it, or flushed. A request is judged as a
+//! whole before anything is kept or done.
 
 use crate::engine_error;
 use crate::engine_thread::{Added, Adding, Engine, Given, Long, Way};
@@ -16,10 +17,10 @@ use bcached_control::sizes::exact;
 use bcached_engine::{Error, VolumeId, VolumeInfo};
 use std::time::{Duration, Instant};
 
-/// How long who uses a volume may wait for its move.
+/// Longest time that the clients of a volume may wait for its move.
 pub const MOVE_LIMIT: Duration = Duration::from_secs(10);
 
-/// A volume, and the cache that it goes to.
+/// A volume, and the cache that it moves to.
 pub struct MoveTo {
     pub volume: usize,
     pub cache: usize,
@@ -31,53 +32,53 @@ pub struct Moving {
     since: Instant,
 }
 
-/// What is asked for, judged.
+/// A request that was judged.
 pub struct Planned {
     verb: Verb,
     name: String,
-    /// Who has the volume; `None`: nothing is begun.
+    /// The engine that has the volume. `None`: nothing is begun.
     pub engine: Option<Engine>,
     /// Dirty data now, in bytes.
     pub dirty: u64,
-    /// It may be more: not all of it is counted, or nobody knows.
+    /// It may be more: not all of it is counted, or the amount is unknown.
     pub dirty_unknown: bool,
-    /// Dirty data that the work does not concern, in bytes.
+    /// Dirty data that the job does not concern, in bytes.
     pub dirty_beside: u64,
-    /// The number of the work that does it already.
+    /// The number of a running job that does the same.
     pub joins: Option<u64>,
     /// `None`: there is nothing to do.
     pub work: Option<Work>,
-    /// Which cache the volume is to have from now on.
+    /// The cache that the volume is to have from now on.
     pub wanted: Option<String>,
-    /// The file that keeps that, if it is to say something else.
+    /// The file that keeps that, if it has to change.
     pub file: Option<SetFile>,
     pub before: Before,
-    /// How large the volume is to be, in bytes.
+    /// The intended size of the volume, in bytes.
     pub size: Option<u64>,
-    /// How much of it is to be served at most from now on, in bytes.
+    /// The new limit of the served size, in bytes.
     pub limit: Option<Option<u64>>,
-    /// What may be lost by it.
+    /// The loss that was accepted.
     pub loss: Option<Loss>,
-    /// How much is, as far as is known, in bytes.
+    /// The data that is lost, as far as is known, in bytes.
     pub lost: u64,
     notes: Vec<String>,
 }
 
-/// What is to be done.
+/// The work of a job.
 #[derive(Clone, Copy)]
 pub enum Work {
-    /// By the engine that has the volume.
+    /// The engine that has the volume does it.
     Here(Long),
-    /// The volume goes to the engine of this cache.
+    /// The volume moves to the engine of this cache.
     MovesTo(usize),
-    /// It becomes so small, in sectors, and what it has behind that is lost: [`Planned::loss`].
+    /// The volume shrinks to so many sectors, and its data behind that is lost: [`Planned::loss`].
     Loses(u64),
-    /// Its engine gives it up.
+    /// Its engine gives the volume up.
     GivesUp,
 }
 
 impl Planned {
-    /// Of which nothing is to be done.
+    /// Returns a plan with nothing to do.
     pub fn nothing(verb: Verb, name: &str, engine: Option<Engine>) -> Self {
         Self {
             verb,
@@ -99,12 +100,12 @@ impl Planned {
         }
     }
 
-    /// Something else is to be known.
+    /// Adds a note for the caller.
     pub fn note(&mut self, note: &str) {
         self.notes.push(note.to_owned());
     }
 
-    /// As it is told before it has begun.
+    /// Returns the job as it is shown before it begins.
     pub fn shown(&self) -> Shown {
         let is_nothing = self.work.is_none() && self.joins.is_none();
         let state = match self.joins {
@@ -128,7 +129,7 @@ impl Planned {
 }
 
 impl Supervisor {
-    /// Judges what is asked for of a volume. Nothing is changed.
+    /// Judges a request for a volume. Changes nothing.
     pub fn plan_job(&self, volume: usize, begin: &Begin) -> Result<Planned, Failure> {
         let (entry, running) = {
             let shared = self.shared();
@@ -186,12 +187,12 @@ impl Supervisor {
         Ok(planned)
     }
 
-    /// What can be done to a volume that no engine has.
+    /// Plans what can be done to a volume that no engine has.
     fn plan_unserved(&self, entry: &VolumeEntry, verb: Verb) -> Result<Option<Planned>, Failure> {
         let is_stopped = match entry.state {
             VolumeState::Waiting(_) | VolumeState::Failed(_) => false,
             VolumeState::Stopped => true,
-            // Somebody else was faster.
+            // Another request was faster.
             VolumeState::Removed if verb == Verb::Remove => {
                 return Ok(Some(Planned::nothing(verb, entry.display_name(), None)));
             }
@@ -207,7 +208,8 @@ impl Supervisor {
         Ok(Some(planned))
     }
 
-    /// What is dirty of a volume that no engine has is not known, unless its device says that nothing is.
+    /// Marks the dirty data of a volume that no engine has as unknown, unless its device says that
+    /// there is none.
     fn note_stranded(&self, entry: &VolumeEntry, planned: &mut Planned) {
         planned.dirty_unknown = entry.backing.is_some() && entry.stranded != Some(None);
         let Some(Some(stranded)) = &entry.stranded else { return };
@@ -217,17 +219,17 @@ impl Supervisor {
         }
     }
 
-    /// The kind of work that an engine does for a verb.
+    /// Returns the kind of engine work for a verb.
     pub const fn long_of(verb: Verb) -> Long {
         match verb {
             Verb::Attach => Long::Attach,
             Verb::Detach | Verb::Replace => Long::Detach,
-            // The others are no work of an engine's.
+            // The other verbs are no work of an engine.
             _ => Long::Flush,
         }
     }
 
-    /// The engine that serves the volume, and what it says of it now.
+    /// Returns the engine that serves the volume, and the volume's present state there.
     pub fn engine_and_info(&self, entry: &VolumeEntry, verb: Verb) -> Result<(Engine, VolumeInfo), Failure> {
         let name = entry.display_name();
         let VolumeState::Served(served) = &entry.state else {
@@ -248,7 +250,7 @@ impl Supervisor {
         Ok((engine, now))
     }
 
-    /// How a volume comes to the cache `target`; `None`: it has it.
+    /// Plans how a volume joins the cache `target`. `None`: it has that cache already.
     fn plan_attach(
         &self,
         entry: &VolumeEntry,
@@ -276,7 +278,7 @@ impl Supervisor {
         }
     }
 
-    /// A volume that its engine gives up loses its clients.
+    /// Checks that a volume has no clients, because they lose it when its engine gives it up.
     pub fn check_unused(&self, name: &str, verb: Verb) -> Result<(), Failure> {
         let cannot = || Failure::new(Kind::InUse, format!("cannot {verb} {name} now"));
         let users = self.fronts.users_of(name);
@@ -289,7 +291,7 @@ impl Supervisor {
         Err(failure)
     }
 
-    /// No cache of larger blocks can serve it.
+    /// Checks that the blocks of the cache are no larger than those of the volume's device.
     pub fn check_blocks(&self, name: &str, now: &VolumeInfo, target: usize) -> Result<(), Failure> {
         let engine = self.shared().table.caches[target].engine();
         let cache = engine.and_then(|engine| engine.status()).map(|status| status.block_sectors);
@@ -306,7 +308,7 @@ impl Supervisor {
         shared.table.caches.get(index).map_or_else(String::new, |cache| cache.display_name().to_owned())
     }
 
-    /// How it is kept that the volume has the cache called `wanted`, or none.
+    /// Plans how it is kept that the volume has the cache called `wanted`, or none.
     fn plan_cache(&self, entry: &VolumeEntry, wanted: &str, planned: &mut Planned) -> Result<(), Failure> {
         planned.before.wanted.clone_from(&entry.wanted_cache);
         planned.wanted = Some(wanted.to_owned());
@@ -336,7 +338,7 @@ impl Supervisor {
             said(&file)?;
         }
         if planned.before.kept.as_deref() == Some(wanted) {
-            // It is the rest of what was asked for before: taken back, it is as the other files say.
+            // This completes an earlier request. If it is taken back, the other files decide.
             planned.before = Before { wanted: without, is_kept_anew: true, ..Before::default() };
         }
         if file.is_changed() {
@@ -347,13 +349,13 @@ impl Supervisor {
         Ok(())
     }
 
-    /// The volume is to have the cache that it had, because the work has failed.
+    /// Restores the cache that the volume was to have, because the job has failed.
     pub fn take_back(&self, job: &Job) {
         let wanted = match job.verb {
             Verb::Flush | Verb::Add | Verb::Forget | Verb::Replace | Verb::Release | Verb::Import => return,
             Verb::Grow | Verb::Shrink => return self.take_size_back(job),
             Verb::Remove | Verb::Stop => None,
-            // It had gone without its cache, and is to have it.
+            // The volume is served without its cache, and is still to have it.
             Verb::Attach if job.volume().is_some_and(|volume| self.stays_without(volume)) => None,
             // A volume that could not be attached goes on as it is, whatever its section says.
             Verb::Attach => Some(Some(NO_CACHE.to_owned())),
@@ -386,7 +388,8 @@ impl Supervisor {
         }
     }
 
-    /// The volume's engine gives it up, when it has answered all that was asked of it; what is asked from now on waits for the other one.
+    /// Has the volume's engine hand it over when all requests in flight are answered. Requests that
+    /// arrive from now on wait for the other engine.
     pub fn begin_move(&self, number: u64, to: MoveTo, engine: &Engine, id: VolumeId) {
         let MoveTo { volume, cache: to } = to;
         let name = {
@@ -406,7 +409,8 @@ impl Supervisor {
         }
     }
 
-    /// Nobody who uses a volume waits for its move for longer than a moment: it stays where it is if what is under way does not end.
+    /// Ends moves that take longer than [`MOVE_LIMIT`], so that clients do not wait longer: if
+    /// requests in flight do not complete, the volume stays where it is.
     pub fn look_after_moves(&self) {
         let late: Vec<_> = {
             let shared = self.shared();
@@ -433,7 +437,8 @@ impl Supervisor {
         }
     }
 
-    /// Whoever connects from now on is told that the volume is not served. False if somebody has it: then the work has failed.
+    /// Tells new clients that the volume is not served. Returns false if a client has it open: the
+    /// job has then failed.
     pub fn unpublish(&self, number: u64, volume: usize, verb: Verb) -> bool {
         let entry = {
             let mut shared = self.shared();
@@ -451,7 +456,8 @@ impl Supervisor {
         }
     }
 
-    /// An engine has given a volume up, for the work of this number: the engine of cache `to` gets it, or nobody.
+    /// Handles a volume that an engine has given up for the job `number`. The engine of cache `to`
+    /// takes it over; with `None`, no engine does.
     pub fn given(&self, number: u64, volume: usize, to: Option<usize>, given: Result<Given, Error>) {
         self.shared().moves.entry(volume).and_modify(|moving| moving.since = Instant::now());
         let Given { device, lost } = match given {
@@ -497,7 +503,7 @@ impl Supervisor {
         engine.add_backing(adding, Box::new(added));
     }
 
-    /// The engine that it went to has taken it up, or says why not.
+    /// Handles the answer of the engine that takes the volume over.
     pub fn moved(&self, number: u64, volume: usize, added: Result<Added, Error>) {
         match added {
             Err(error) => self.not_moved(number, volume, &error),
@@ -509,7 +515,7 @@ impl Supervisor {
         }
     }
 
-    /// Its engine has it as before.
+    /// Leaves the volume with its engine as before, and fails the job.
     fn stays(&self, number: u64, volume: usize, failure: Failure) {
         let entry = {
             let mut shared = self.shared();
@@ -525,7 +531,7 @@ impl Supervisor {
         self.end_job(number, Err(failure));
     }
 
-    /// It is looked for again, and served as it was before.
+    /// Fails the job. The volume is looked for again, and served as it was before.
     fn not_moved(&self, number: u64, volume: usize, error: &Error) {
         let name = self.shared().table.volumes[volume].display_name().to_owned();
         let failure = engine_error::of_attach(&name, error);
@@ -533,12 +539,13 @@ impl Supervisor {
         self.shared().table.set_volume(volume, VolumeState::Waiting(failure));
     }
 
-    /// A volume that is to have no cache, and has one: it leaves. A former daemon may have been about to do that.
+    /// Detaches a volume that is to have no cache and has one. An earlier daemon may have been
+    /// stopped before it did that.
     pub fn leave_unwanted_cache(&self, volume: usize) {
         let (wants_none, name) = {
             let shared = self.shared();
             if shared.jobs.running(volume).is_some() {
-                // It is asked again when that has ended.
+                // This check is repeated when that job has ended.
                 return;
             }
             let entry = &shared.table.volumes[volume];
@@ -557,7 +564,7 @@ impl Supervisor {
         }
     }
 
-    /// Nobody waits for the cache mode of a volume that has just come.
+    /// Settles a volume that was just added. No caller waits for its cache mode.
     pub fn settle_volume(&self, volume: usize) {
         self.apply_cache_mode(volume, Done::nobody());
         self.give_up_the_rest(volume);
@@ -565,7 +572,8 @@ impl Supervisor {
     }
 }
 
-/// Who asks for what goes on already joins it; other work is in the way, or to another size.
+/// Checks that a request can join the running job: it asks for the same work and size. Other work,
+/// or another size, is refused.
 fn check_joins(
     name: &str,
     begin: &Begin,

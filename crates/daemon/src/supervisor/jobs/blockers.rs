@@ -1,4 +1,5 @@
-//! What keeps long work from going on, as far as its engine knows: whoever waits for it must learn what to look at.
+//! What keeps a job from going on, as far as its engine knows. The user who waits for it must learn
+//! what to look at.
 
 use crate::supervisor::jobs::Subject;
 use crate::supervisor::report::health;
@@ -7,12 +8,12 @@ use crate::supervisor::table::Table;
 use bcached_control::jobs::Verb;
 use bcached_engine::{Error, Status, UnreadableNode, VolumeInfo};
 
-/// What an engine has told of the work's volumes and of their set.
+/// What an engine has reported of the job's volumes and of their set.
 #[derive(Default)]
 struct Seen<'a> {
     /// Why the set has stopped writing.
     failed: Option<&'a Error>,
-    /// How much of its index has been read.
+    /// How much of its index has been read, in percent.
     walked_percent: u64,
     volumes: Vec<&'a VolumeInfo>,
     /// Devices that do not answer, and nodes that cannot be read, in sentences.
@@ -20,7 +21,7 @@ struct Seen<'a> {
     nodes: Vec<String>,
 }
 
-/// A sentence, or several; `None`: nothing does.
+/// Returns what blocks a job, in one sentence or several. `None`: nothing does.
 pub fn of(table: &Table, (verb, subject): (Verb, &Subject), status: &Status) -> Option<String> {
     let is_concerned = |info: &&VolumeInfo| match subject {
         Subject::Volume(_, served) => info.id == served.id,
@@ -62,7 +63,8 @@ fn sentence(verb: Verb, seen: &Seen<'_>) -> Option<String> {
     (!told.is_empty()).then(|| told.join("; "))
 }
 
-/// Before it is known what is dirty, and where, none of these can end.
+/// Checks whether a job cannot end before the index was read, which tells which data is dirty, and
+/// where.
 const fn waits_for_walk(verb: Verb) -> bool {
     matches!(verb, Verb::Flush | Verb::Detach | Verb::Forget | Verb::Shrink | Verb::Replace)
 }
@@ -71,7 +73,7 @@ const fn waits_for_walk(verb: Verb) -> bool {
 mod tests {
     use super::*;
 
-    /// A flush that waited for the index to be read, or for a cache that failed, said nothing of it.
+    /// A flush that waits for the index, or for a cache that failed, says so.
     #[test]
     fn what_is_in_the_way_is_named() {
         let all_read = || Seen { walked_percent: 100, ..Seen::default() };

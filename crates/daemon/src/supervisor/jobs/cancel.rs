@@ -1,4 +1,4 @@
-//! `bcached cancel`: long work is given up, if it can be.
+//! `bcached cancel`: cancels a job, if that is possible.
 
 use crate::control_server::AskCancel;
 use crate::engine_thread::Engine;
@@ -11,19 +11,19 @@ use bcached_control::jobs::Verb;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 
-/// How work is given up.
+/// How a job is cancelled.
 enum Way {
-    /// It has ended.
+    /// Not at all: it has ended.
     Not,
     /// By its engine.
     Engine(Engine),
-    /// By the loop: the replacing of what the cache of this index was.
+    /// By the loop: the replacement of the former cache of this index.
     Replacing(usize),
-    /// By the loop: the waiting for what comes by itself.
+    /// By the loop: the wait for what arrives by itself.
     Waiting,
 }
 
-/// What the control thread calls.
+/// Returns the control thread's function that cancels a job.
 pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskCancel {
     Box::new(move |number, is_dry_run, uid| {
         let way = judge(&shared, number, is_dry_run).inspect_err(|failure| {

@@ -1,5 +1,6 @@
-//! Volumes that live in a cache alone: the cache's own table knows them, by label, so each is served wherever its cache is. The
-//! configuration may say more of one: another name, that nobody may write, or that it is not to be served.
+//! Flash-only volumes, which live in a cache alone. The cache's own table knows them, by label, so
+//! each is served wherever its cache is. The configuration may say more of one: another name, that
+//! it is read-only, or that it is not to be served.
 
 use crate::engine_error;
 use crate::engine_thread::Engine;
@@ -27,25 +28,25 @@ pub struct Added {
     answer: Sender<Result<Shown, Failure>>,
 }
 
-/// What is to be done, judged.
+/// A request that was judged.
 struct Plan {
     engine: Engine,
     cache: usize,
     what: What,
-    /// The file that is to say something else, and what it said.
+    /// The file that has to change, and what it said of the volume.
     file: Option<(SetFile, Kept)>,
 }
 
 enum What {
-    /// It is there.
+    /// Nothing: it is there already.
     Nothing,
-    /// With this label and of so many sectors.
+    /// Make one with this label and so many sectors.
     Make(Label, u64),
     Serve(Uuid),
 }
 
 impl Table {
-    /// A volume that an open set serves or could serve becomes an entry.
+    /// Adds an entry for a volume that an open set serves or could serve.
     pub fn add_flash(&mut self, cache: usize, info: VolumeInfo, config: &Config) -> VolumeEntry {
         let said = config.flash.iter().find(|flash| flash.uuid == info.uuid);
         let is_former = |former: &VolumeEntry| {
@@ -57,7 +58,7 @@ impl Table {
             let taken = self.volume_names();
             names::of_volume(info.label, info.uuid, |name| taken.contains(name))
         });
-        // Until the daemon stops, which neither a stop nor a removal of the volume ends.
+        // These last until the daemon stops: neither a stop nor a removal of the volume ends them.
         let mut options = former.map(|former| self.volumes[former].options.clone()).unwrap_or_default();
         if let Some(said) = self.said_of_lodgers.remove(&info.uuid.to_string()) {
             said.add_to(&mut options, Scope::Volume, &name);
@@ -106,7 +107,8 @@ impl Table {
 }
 
 impl Supervisor {
-    /// The volumes of a set that has opened and that live in it alone: those that are to be served are.
+    /// Takes up the flash-only volumes of a set that has opened, and serves those that are to be
+    /// served.
     pub fn take_up_flash(&self, cache: usize, volumes: Vec<VolumeInfo>) {
         for info in volumes {
             let id = info.id;
@@ -133,7 +135,7 @@ impl Supervisor {
         self.shared().table.caches.get(cache)?.engine()
     }
 
-    /// Whether what is to be added lives in a cache alone.
+    /// Checks whether the volume to be added is a flash-only one.
     pub fn is_flash(&self, begin: &Begin) -> bool {
         let is_it = |entry: &VolumeEntry| {
             entry.name.as_ref() == Some(&begin.volume) && entry.backing.is_none() && entry.is_gone()
@@ -142,7 +144,7 @@ impl Supervisor {
             || (begin.backing.is_none() && self.shared().table.volumes.iter().any(is_it))
     }
 
-    /// Makes a volume in a cache alone, or serves one again; whoever asked is answered when that is done.
+    /// Makes a flash-only volume, or serves one again. The caller is answered when that is done.
     pub fn add_flash(&mut self, begin: &Begin, uid: &str, answer: Sender<Result<Shown, Failure>>) {
         let mut shown = Shown::new(Verb::Add, begin.volume.clone(), State::Done);
         let planned = self.plan_flash(begin).and_then(|plan| {
@@ -251,14 +253,14 @@ impl Supervisor {
         if bytes == 0 || !bytes.is_multiple_of(block_sectors * 512) {
             return Err(engine_error::of_flash(name, &Error::NotWholeBlocks { sectors, block_sectors }));
         }
-        // The engine has the last word; what it says of a dry run is said here.
+        // The engine decides; this check gives a dry run the same answer.
         if sectors > sectors_max {
             return Err(engine_error::of_flash(name, &Error::NoRoom { sectors, sectors_max }));
         }
         Ok(Plan { engine, cache, what: What::Make(label, sectors), file: None })
     }
 
-    /// The file is not to say any more that it is not served.
+    /// Plans the removal of the file's statement that the volume is not served.
     fn plan_kept(&self, name: &str) -> Result<Option<(SetFile, Kept)>, Failure> {
         let Some(path) = &self.config.set_file else { return Ok(None) };
         let mut file = SetFile::read(path)?;
@@ -272,7 +274,7 @@ impl Supervisor {
         Ok(Some((file, before)))
     }
 
-    /// An engine has made a volume, or serves one again, or says why not.
+    /// Handles the answer of an engine that was to make a volume, or to serve one again.
     pub fn flash_added(&mut self, done: Added) {
         let Added { cache, shown, before, added, answer } = done;
         let name = shown.volume.clone();
@@ -308,7 +310,8 @@ impl Supervisor {
         }
     }
 
-    /// The file is to say that it is not served; what it said before, and whether it is kept at all.
+    /// Plans the file's statement that the volume is not served. Returns the file and what it said
+    /// before, or `None` if nothing is kept.
     pub fn keep_removed_flash(&self, entry: &VolumeEntry) -> Result<Option<(SetFile, Kept)>, Failure> {
         let (Some(path), Some(name), Some(uuid)) = (&self.config.set_file, &entry.name, entry.uuid) else {
             return Ok(None);

@@ -1,7 +1,8 @@
-//! Other sizes of volumes that live in a cache alone.
+//! Growing and shrinking of flash-only volumes.
 //!
-//! The cache keeps the size, so nothing is kept here. What lies behind a new end is nowhere else: it is given up only if that was asked
-//! for in so many bytes, and is written down first, on a thread of its own, as [`crate::supervisor::jobs::forget`] does.
+//! The cache keeps the size, so the configuration keeps nothing. Data behind a new end exists
+//! nowhere else. It is given up only if the request accepts so many bytes, and is written down
+//! first, on a thread of its own, as [`crate::supervisor::jobs::forget`] does.
 
 use crate::engine_error;
 use crate::engine_thread::{Engine, Long};
@@ -17,7 +18,8 @@ use std::path::PathBuf;
 use std::thread;
 
 impl Supervisor {
-    /// So many bytes, if the cache can promise them; of an open volume that is `now`.
+    /// Plans to grow a volume to so many bytes, if the cache can promise them. `now` is the open
+    /// volume.
     pub fn plan_flash_growth(
         &self,
         name: &str,
@@ -55,7 +57,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// So many bytes, if no more is lost behind them than was agreed to; of an open volume that is `now`.
+    /// Plans to shrink a volume to so many bytes, if no more data behind them is lost than was
+    /// accepted. `now` is the open volume.
     pub fn plan_flash_shrinking(
         &self,
         name: &str,
@@ -93,12 +96,13 @@ impl Supervisor {
         planned.lost = lost;
         planned.size = Some(size);
         (planned.dirty_beside, planned.dirty) = (planned.dirty, 0);
-        // Behind the end of one that has that size already there may be what an earlier attempt, or a kernel, has left.
+        // Even if the volume has that size already, an earlier attempt, or a kernel, may have left
+        // data behind its end.
         planned.work = Some(Work::Loses(size / 512));
         Ok(())
     }
 
-    /// Begins to make a volume so small, in sectors.
+    /// Begins to shrink a volume to so many sectors.
     pub fn begin_losing(
         &self,
         number: u64,
@@ -121,7 +125,7 @@ impl Supervisor {
         })
     }
 
-    /// The thread is through with it.
+    /// Handles the end of the thread.
     pub fn shrunk(&self, number: u64, outcome: Result<u64, Failure>) {
         if let Ok(lost) = &outcome {
             self.shared().jobs.loses(number, *lost);
@@ -130,7 +134,7 @@ impl Supervisor {
     }
 }
 
-/// A volume that is to become so small, in sectors, by the work of this number.
+/// A volume that the job `number` shrinks to so many sectors.
 struct Losing {
     number: u64,
     id: VolumeId,
@@ -140,7 +144,7 @@ struct Losing {
 }
 
 impl Losing {
-    /// Writes down what is lost, and then has it given up: so many bytes.
+    /// Writes down what is lost, then has it given up. Returns the number of bytes lost.
     fn carry_out(self, engine: &Engine, turn: &Turn) -> Result<u64, Failure> {
         let Self { number, id, name, sectors, loss } = self;
         let failed = |error: Error| engine_error::of_job(Verb::Shrink, &name, &error);

@@ -1,5 +1,6 @@
-//! `bcached forget`: a volume that nobody serves, given up. What is lost is written down first, on a thread of its own, which then has
-//! the engine do it: neither this loop nor the engine waits for a file.
+//! `bcached forget`: gives up a volume that is not served. What is lost is written down first, on a
+//! thread of its own, which then has the engine do it. Neither this loop nor the engine waits for a
+//! file.
 
 use crate::engine_error;
 use crate::engine_thread::Engine;
@@ -18,7 +19,7 @@ use bcached_offline::lost_writes::{self, Owner};
 use std::path::PathBuf;
 use std::thread;
 
-/// A volume of a set's table that is not served, and who has it.
+/// A volume in a set's table that is not served, and the engine of that set.
 struct Found {
     engine: Engine,
     cache: String,
@@ -26,7 +27,7 @@ struct Found {
     left: Unserved,
 }
 
-/// What is to be forgotten, judged.
+/// A request that was judged.
 struct Plan {
     found: Found,
     name: String,
@@ -35,7 +36,7 @@ struct Plan {
 }
 
 impl Supervisor {
-    /// Begins to forget a volume, or joins who does.
+    /// Begins to forget a volume, or joins a job that does.
     pub fn forget(&self, begin: &Begin) -> Result<Shown, Failure> {
         let found = self.unserved_called(begin)?;
         let uuid = found.left.uuid;
@@ -84,7 +85,7 @@ impl Supervisor {
             let called = entry.display_name();
             match &entry.state {
                 VolumeState::Served(_) | VolumeState::Attaching => return Err(served(&entry, called, &found.cache)),
-                // One without a device nobody has written down.
+                // A volume without a device is named by no file.
                 VolumeState::Removed | VolumeState::Releasing => {}
                 _ if entry.backing.is_none() => {}
                 VolumeState::Failed(why) if why.kind == Kind::WrongSet => {
@@ -109,7 +110,7 @@ impl Supervisor {
         Ok(Plan { found, name, loss: Loss { accepted, list, owner }, notes })
     }
 
-    /// The volume that is called so, of those that open sets know and nobody serves.
+    /// Finds the volume of this name among those that open sets know and that are not served.
     fn unserved_called(&self, begin: &Begin) -> Result<Found, Failure> {
         let open: Vec<_> = {
             let shared = self.shared();
@@ -169,7 +170,7 @@ impl Supervisor {
         if known.name.is_empty() { in_words(left) } else { known.name }
     }
 
-    /// The volumes that are configured, or were added, and have this UUID as far as is known.
+    /// Returns the volumes, configured or added, that have this UUID as far as is known.
     fn entries_of(&self, uuid: Uuid) -> Vec<VolumeEntry> {
         let by_name = format!("UUID={uuid}");
         let is_it = |entry: &&VolumeEntry| {
@@ -183,7 +184,7 @@ impl Supervisor {
         self.shared().table.volumes.iter().filter(is_it).cloned().collect()
     }
 
-    /// Nothing that is not served is called so: why.
+    /// Returns why no volume of this name can be forgotten.
     fn not_unserved(&self, called: &str, all: &[Found]) -> Failure {
         let (known, entries) = {
             let shared = self.shared();
@@ -214,7 +215,7 @@ impl Supervisor {
         }
     }
 
-    /// The thread is through with it.
+    /// Handles the end of the thread.
     pub fn forgotten(&mut self, number: u64, uuid: Uuid, outcome: Result<(), Failure>) {
         if outcome.is_ok() {
             self.drop_flash(uuid);
@@ -223,14 +224,14 @@ impl Supervisor {
         self.end_job(number, outcome);
     }
 
-    /// Nothing is to be said any more of a volume that lived in a cache alone.
+    /// Drops what is known and kept of a flash-only volume that was forgotten.
     fn drop_flash(&mut self, uuid: Uuid) {
         let is_it = |entry: &&mut VolumeEntry| entry.backing.is_none() && entry.uuid == Some(uuid);
         let name = {
             let mut shared = self.shared();
             let Some(entry) = shared.table.volumes.iter_mut().find(is_it) else { return };
             (entry.uuid, entry.label) = (None, None);
-            // Whoever had stopped it may not be told of a volume that is no more.
+            // If it was stopped, its clients must not be told of a volume that no longer exists.
             entry.state = VolumeState::Removed;
             entry.name.take()
         };
@@ -242,7 +243,8 @@ impl Supervisor {
         });
         match dropped {
             Ok(false) => {}
-            // Another one may have its name now. What else the files say now counts when they are read again.
+            // Another volume may have its name now. Other changes of the files take effect at the
+            // next reload.
             Ok(true) => {
                 let mut config = (*self.config).clone();
                 config.flash.retain(|flash| flash.name != name);
@@ -253,7 +255,8 @@ impl Supervisor {
     }
 }
 
-/// How much would be lost is known when the index has been read.
+/// Checks that the index has been read: before that, the amount of data that would be lost is
+/// unknown.
 fn check_walked(found: &Found, name: &str) -> Result<(), Failure> {
     let walked = found.engine.status().map_or(100, |status| status.walked_percent);
     if walked == 100 {
@@ -264,7 +267,7 @@ fn check_walked(found: &Found, name: &str) -> Result<(), Failure> {
         .next("ask again in a moment"))
 }
 
-/// Writes down what is lost, and then has it forgotten.
+/// Writes down what is lost, then has the volume forgotten.
 fn carry_out(plan: Plan, turn: &Turn) -> Result<(), Failure> {
     let Plan { found, name, loss, .. } = plan;
     let Found { engine, cache, left, .. } = &found;
@@ -298,7 +301,7 @@ fn in_words(left: &Unserved) -> String {
 
 fn served(entry: &VolumeEntry, name: &str, cache: &str) -> Failure {
     let next = match cache {
-        // What lives in the cache alone cannot leave it.
+        // A flash-only volume cannot leave its cache.
         _ if entry.is_flash_only() => format!("`bcached remove {name}` first"),
         NO_CACHE => format!("`bcached remove {name}` first"),
         _ => format!(

@@ -1,5 +1,5 @@
-//! `bcached import`, when the kernel has let go of a set: it becomes part of the configuration, or, if it was released here, is served again.
-//! What is to be told to the kernel is told by the command.
+//! `bcached import`, after the kernel has released a set: the set joins the configuration, or, if
+//! it was released here, is served again. The command itself tells the kernel what it must know.
 
 use crate::supervisor::Supervisor;
 use crate::supervisor::jobs::precheck::{At, Looked, meanwhile, released_called, uuid_of};
@@ -14,7 +14,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A set as its devices say, and what the configuration says of them. Made by the thread of who asks.
+/// A set as its devices describe it, and what the configuration says of them. Made on the caller's
+/// thread.
 pub struct Seen {
     /// That configuration.
     config: Arc<Config>,
@@ -24,22 +25,22 @@ pub struct Seen {
     devices: Vec<String>,
 }
 
-/// What a set's cache device is here.
+/// What a set's cache device is to the configuration.
 enum Here {
     /// A cache that was released.
     Released(Released),
     /// A cache of this name, which may wait for its device.
     Configured(String),
-    /// None, and to be kept under this name of the device.
+    /// Not known, and to be kept under this name of the device.
     New(String, CacheSuperblock),
-    /// Nobody knows it.
+    /// Not known, and no device was named.
     Unknown,
 }
 
 struct Backing {
     label: Label,
     uuid: Uuid,
-    /// As it is to be kept.
+    /// The name to keep it under.
     device: String,
 }
 
@@ -59,7 +60,7 @@ impl Seen {
         for device in devices {
             let (superblock, presence) = devices::look_where(device)?;
             let at = At { presence, uuid: uuid_of(&superblock) };
-            // Block devices are kept by their UUIDs, under which they are found wherever they are.
+            // Block devices are kept by UUID, and so are found under any path.
             let is_block = Path::new(device).starts_with("/dev");
             let kept = if is_block { format!("UUID={}", at.uuid) } else { device.clone() };
             match superblock {
@@ -79,7 +80,7 @@ impl Seen {
     }
 }
 
-/// What a cache device is here.
+/// Returns what a cache device is to the configuration.
 fn here(config: &Config, at: &At, kept: String, superblock: CacheSuperblock) -> Here {
     let is_it = |device: &String| {
         at.is_called(device)
@@ -97,7 +98,8 @@ fn here(config: &Config, at: &At, kept: String, superblock: CacheSuperblock) -> 
     }
 }
 
-/// Some section names a backing device: also of a volume that was removed, which stays so.
+/// Checks whether any section names a backing device, even one of a removed volume, which stays
+/// removed.
 fn is_named(config: &Config, at: &At) -> bool {
     let served = config.volumes.iter().map(|volume| &volume.backing);
     let removed = config.not_served.iter().filter_map(|removed| removed.backing.as_ref());
@@ -146,14 +148,14 @@ impl Supervisor {
         Ok(shown)
     }
 
-    /// There is a cache of this name, and it is open or about to be.
+    /// Checks whether there is a cache of this name that is open or about to be.
     fn serves(&self, name: &str) -> bool {
         let shared = self.shared();
         let mut all = shared.table.lasting_caches();
         all.any(|(_, cache)| cache.display_name() == name && cache.set().is_some())
     }
 
-    /// What had a final reason may have been mended.
+    /// Tries a failed cache again: its reason may have been remedied.
     fn try_anew(&self, name: &str) {
         let mut shared = self.shared();
         let mut caches = shared.table.caches.iter_mut();
@@ -167,7 +169,7 @@ impl Supervisor {
         shared.table.look_again(name, &not_looked);
     }
 
-    /// What the file is to say; the cache's name.
+    /// Plans what the file is to say. Returns the cache's name.
     fn plan_import(&self, file: &mut SetFile, seen: &Seen, shown: &mut Shown) -> String {
         let name = match &seen.cache {
             Here::Released(released) => {

@@ -1,7 +1,9 @@
-//! Long work on volumes: begun by the loop, looked at and given up by the control thread.
+//! Jobs: long work on volumes and caches. The loop begins them; the control thread shows and
+//! cancels them.
 //!
-//! What a volume is to be is kept before the work on it begins, so that a daemon that is stopped, killed or restarted goes on with it; it
-//! is taken back when the work fails or is given up.
+//! The desired state of a volume is kept in the configuration before the work on it begins. A
+//! daemon that is stopped, killed or restarted therefore resumes the work. If the work fails or is
+//! cancelled, the former state is restored.
 
 pub mod add_remove;
 pub mod api;
@@ -38,10 +40,10 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Work that has ended and is still known.
+/// Number of ended jobs that are remembered.
 const ENDED_MAX: usize = 64;
 
-/// Long work, by its number.
+/// All jobs, by number.
 pub struct Jobs {
     last: u64,
     pub all: BTreeMap<u64, Job>,
@@ -51,53 +53,55 @@ pub struct Jobs {
 const FIRST_SECONDS: u64 = 1_760_000_000;
 
 impl Default for Jobs {
-    /// The numbers go on where those of an earlier daemon cannot be any more: who waits for one of these meets no other's.
+    /// Starts the numbers at the current time, beyond any number that an earlier daemon can have
+    /// used. A client that waits for one of its jobs thus never meets another one.
     fn default() -> Self {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self { last: now.as_secs().saturating_sub(FIRST_SECONDS), all: BTreeMap::new() }
     }
 }
 
-/// Long work.
+/// A job.
 #[derive(Clone)]
 pub struct Job {
     pub verb: Verb,
     pub subject: Subject,
     pub name: String,
-    /// Who does it, or gives the volume up for it.
+    /// The engine that does the work, or that gives the volume up for it.
     pub engine: Option<Engine>,
-    /// The devices that are let go of.
+    /// The devices that are released.
     devices: Vec<String>,
-    /// What keeps it from going on, of work that the loop does.
+    /// For work of the loop: what keeps it from going on.
     blocked: Option<String>,
-    /// Somebody has joined it: it begins once more when it ends, because what has come since is meant, too.
+    /// A client has joined the job: it runs once more when it ends, to include what has arrived
+    /// since.
     again: bool,
     began: Instant,
     pub dirty_at_start: u64,
-    /// Dirty data that it does not concern.
+    /// Dirty data that the job does not concern, in bytes.
     dirty_beside: u64,
     notes: Vec<String>,
-    /// What is lost, in bytes, and the file that says which.
+    /// The data that is lost: its amount in bytes, and the file that lists it.
     lost: (Option<u64>, Option<String>),
-    /// How large the volume is to be, in bytes.
+    /// The intended size of the volume, in bytes.
     pub size: Option<u64>,
-    /// What is to be kept again if it fails.
+    /// What is restored if the job fails.
     pub before: Before,
-    /// Of what is given up: whether it still can be kept.
+    /// For a job that loses data: whether it can still be cancelled.
     pub turn: Turn,
     pub ended: Option<Ended>,
 }
 
-/// What it is done to.
+/// What a job works on.
 #[derive(Clone)]
 pub enum Subject {
-    /// The volume of this index, as it was when the work began.
+    /// The volume of this index, as it was when the job began.
     Volume(usize, Box<VolumeInfo>),
-    /// One that nobody serves.
+    /// A volume that is not served.
     Unserved(Uuid),
-    /// All that is on the cache of this index, or on what it was before.
+    /// All volumes on the cache of this index, or, when it is replaced, on its former device.
     Cache(usize),
-    /// All that is to come to the cache of this index.
+    /// All volumes that are to join the cache of this index.
     Arrivals(usize),
 }
 
@@ -108,38 +112,38 @@ pub struct Ended {
     outcome: Result<(), Failure>,
 }
 
-/// What was asked for of a volume's cache before.
+/// What was requested for a volume's cache before.
 #[derive(Clone, Default)]
 pub struct Before {
-    /// By whoever counts.
+    /// The request in effect.
     pub wanted: Option<String>,
-    /// By the file of `set`.
+    /// The request in the file of `set`.
     pub kept: Option<String>,
     /// The file says something else now.
     pub is_kept_anew: bool,
-    /// All that the file said of it, if that is to be said again.
+    /// The whole section of the volume in the file, if it is to be restored.
     pub section: Option<Kept>,
-    /// How much of it was to be served at most, and what the file said of that.
+    /// The limit of the served size, in effect and in the file.
     pub limit: (Option<u64>, Option<u64>),
 }
 
-/// Somebody asks for long work.
+/// A request for a job.
 pub struct Asked {
     pub volume: Option<usize>,
     pub begin: Begin,
     pub uid: Option<u32>,
-    /// What of devices has been looked at for it.
+    /// What was found out about devices for it beforehand.
     pub looked: Looked,
     pub answer: Sender<Result<Shown, Failure>>,
 }
 
-/// Whose process has asked, for the log.
+/// Returns the user whose process made a request, for the log.
 pub fn user(uid: Option<u32>) -> String {
     uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string())
 }
 
 impl Job {
-    /// Work that begins now.
+    /// Returns a job that begins now.
     pub fn new(shown: &Shown, subject: Subject, engine: Option<Engine>) -> Self {
         Self {
             verb: shown.verb,
@@ -161,7 +165,7 @@ impl Job {
         }
     }
 
-    /// What write-back meets of all that is to be written back for it.
+    /// Returns the trouble that write-back has with the data that the job must write back.
     fn trouble<'a>(&self, status: &'a EngineStatus) -> Option<&'a WritebackTrouble> {
         let mut volumes = status.volumes.iter();
         match &self.subject {
@@ -173,7 +177,7 @@ impl Job {
         }
     }
 
-    /// Why it has come to nothing.
+    /// Returns why the job failed.
     fn failure(&self, error: &Error) -> Failure {
         let failure = engine_error::of_job(self.verb, &self.name, error);
         let status =
@@ -184,7 +188,7 @@ impl Job {
         }
     }
 
-    /// Index of the volume, if it is one that is served.
+    /// Returns the index of the volume, if the job works on a served one.
     pub const fn volume(&self) -> Option<usize> {
         match self.subject {
             Subject::Volume(volume, _) => Some(volume),
@@ -194,13 +198,13 @@ impl Job {
 }
 
 impl Jobs {
-    /// The work that goes on on a volume.
+    /// Returns the running job on a volume.
     pub fn running(&self, volume: usize) -> Option<(u64, &Job)> {
         let is_it = |job: &&Job| job.volume() == Some(volume) && job.ended.is_none();
         self.all.iter().map(|(number, job)| (*number, job)).find(|(_, job)| is_it(job))
     }
 
-    /// The work that makes a set forget a volume, and what that is called there.
+    /// Returns the running job that makes a set forget a volume, and the volume's name there.
     pub fn forgetting(&self, uuid: Uuid) -> Option<(u64, String)> {
         let is_it =
             |job: &&Job| matches!(job.subject, Subject::Unserved(of) if of == uuid) && job.ended.is_none();
@@ -208,24 +212,24 @@ impl Jobs {
         all.find(|(_, job)| is_it(job)).map(|(number, job)| (number, job.name.clone()))
     }
 
-    /// More work; its number.
+    /// Adds a job and returns its number.
     pub fn add(&mut self, job: Job) -> u64 {
         self.last += 1;
         self.all.insert(self.last, job);
         self.last
     }
 
-    /// What is done by the work of this number.
+    /// Returns the verb of a job.
     pub fn verb(&self, number: u64) -> Option<Verb> {
         self.all.get(&number).map(|job| job.verb)
     }
 
-    /// What is called how that the work of this number is done to, and whose turn it is there.
+    /// Returns the name of what a job works on, and the job's turn.
     pub fn name_and_turn(&self, number: u64) -> Option<(String, Turn)> {
         self.all.get(&number).map(|job| (job.name.clone(), job.turn.clone()))
     }
 
-    /// What the volume was when work on it began.
+    /// Returns the volume as it was when the job on it began.
     pub fn served(&self, number: u64) -> Option<Box<VolumeInfo>> {
         match &self.all.get(&number)?.subject {
             Subject::Volume(_, served) => Some(served.clone()),
@@ -233,7 +237,7 @@ impl Jobs {
         }
     }
 
-    /// So many bytes are lost by the work of this number.
+    /// Records how many bytes a job loses.
     pub fn loses(&mut self, number: u64, lost: u64) {
         if let Some(job) = self.all.get_mut(&number) {
             match lost {
@@ -243,7 +247,7 @@ impl Jobs {
         }
     }
 
-    /// The work by which volumes leave what the cache of this index was.
+    /// Returns the replace job by which volumes leave the former cache of this index.
     pub fn replacing(&self, former: usize) -> Option<u64> {
         let is_it = |job: &Job| {
             matches!(job.subject, Subject::Cache(of) if of == former && job.verb == Verb::Replace)
@@ -252,12 +256,13 @@ impl Jobs {
         self.all.iter().find(|(_, job)| is_it(job)).map(|(number, _)| *number)
     }
 
-    /// The work that waits for volumes to come to the cache of this index.
+    /// Returns the job that waits for volumes to join the cache of this index.
     pub fn arriving(&self, cache: usize) -> Option<u64> {
         self.arrivals().into_iter().find(|(_, to, _)| *to == cache).map(|(number, ..)| number)
     }
 
-    /// All work that waits for such: its number, the cache, and how long it has waited.
+    /// Returns all jobs that wait for arriving volumes: number, cache, and how long each has
+    /// waited.
     pub fn arrivals(&self) -> Vec<(u64, usize, Duration)> {
         let of = |(number, job): (&u64, &Job)| match job.subject {
             Subject::Arrivals(cache) if job.ended.is_none() => Some((*number, cache, job.began.elapsed())),
@@ -266,14 +271,14 @@ impl Jobs {
         self.all.iter().filter_map(of).collect()
     }
 
-    /// Something else is to be known of it.
+    /// Adds notes to a job.
     pub fn note(&mut self, number: u64, notes: &[String]) {
         if let Some(job) = self.all.get_mut(&number) {
             job.notes.extend_from_slice(notes);
         }
     }
 
-    /// The work by which a cache is let go of.
+    /// Returns the job that releases a cache, and the cache's index.
     pub fn releasing(&self) -> Option<(u64, usize)> {
         let cache = |job: &Job| match job.subject {
             Subject::Cache(cache) if job.verb == Verb::Release && job.ended.is_none() => Some(cache),
@@ -282,14 +287,15 @@ impl Jobs {
         self.all.iter().find_map(|(number, job)| Some((*number, cache(job)?)))
     }
 
-    /// What keeps work of the loop from going on.
+    /// Sets what keeps a job of the loop from going on.
     pub fn block(&mut self, number: u64, blocked: Option<String>) {
         if let Some(job) = self.all.get_mut(&number) {
             job.blocked = blocked;
         }
     }
 
-    /// The volumes' own parts of that, and who does them.
+    /// Returns the per-volume parts of a replace job that leave the cache `former`, with their
+    /// engines.
     pub fn leaving(&self, former: usize, table: &Table) -> Vec<(u64, Engine)> {
         let is_there =
             |job: &Job| job.volume().and_then(|volume| table.volumes.get(volume)?.cache) == Some(former);
@@ -300,12 +306,12 @@ impl Jobs {
         parts.filter_map(|(number, job)| Some((*number, job.engine.clone()?))).collect()
     }
 
-    /// Work that has not ended.
+    /// Returns a job that has not ended.
     pub fn under_way(&self, number: u64) -> Option<&Job> {
         self.all.get(&number).filter(|job| job.ended.is_none())
     }
 
-    /// Work that has ended now.
+    /// Marks a job as ended, and drops the oldest ended jobs beyond [`ENDED_MAX`].
     fn end(&mut self, number: u64, outcome: Result<(), Failure>) {
         let Some(job) = self.all.get_mut(&number).filter(|job| job.ended.is_none()) else { return };
         job.ended = Some(Ended { at: Instant::now(), after: job.began.elapsed(), outcome });
@@ -319,7 +325,7 @@ impl Jobs {
 }
 
 impl Supervisor {
-    /// Begins what is asked for, or joins it, and says so.
+    /// Begins the requested job, or joins a running one, and answers the request.
     pub fn begin_job(&mut self, asked: Asked) {
         let Asked { volume, begin, uid, looked, answer } = asked;
         let uid = user(uid);
@@ -341,7 +347,7 @@ impl Supervisor {
         };
         match &begun {
             Err(failure) => tracing::info!(event = "job-refused", uid, "{text}: {failure}"),
-            // It is asked for once more.
+            // The caller asks again after its look at the device.
             Ok(job) if is_looking && job.state == State::Planned => {}
             Ok(job) => match job.id {
                 Some(number) => tracing::info!(event = "job-begun", uid, "{text} (job {number})"),
@@ -354,7 +360,7 @@ impl Supervisor {
         let _gone = answer.send(begun);
     }
 
-    /// Begins work that was planned; the number of that, if there is any to do.
+    /// Begins a planned job. The result carries its number, if there is anything to do.
     pub fn carry_out(&self, volume: usize, verb: Verb, planned: Planned) -> Result<Shown, Failure> {
         if let Some(number) = planned.joins {
             if let Some(job) = self.shared().jobs.all.get_mut(&number) {
@@ -410,7 +416,7 @@ impl Supervisor {
         engine.begin(number, long, id, Box::new(ended));
     }
 
-    /// An engine is through with its work.
+    /// Handles the end of an engine's work.
     pub fn job_ended(&self, number: u64, outcome: Result<(), Error>) {
         let is_stopping = outcome == Err(Error::Stopping);
         let Some(job) = self.shared().jobs.under_way(number).cloned() else { return };
@@ -422,7 +428,8 @@ impl Supervisor {
             return self.begin_here(number, Self::long_of(job.verb), engine, served.id);
         }
         let outcome = match outcome {
-            // Asked for by two at once, or left for another reason meanwhile: it is where it was to be.
+            // Requested twice at once, or the volume has left for another reason meanwhile: it is
+            // where it was to be.
             Err(Error::NotAttached | Error::Attached) => Ok(()),
             other => other.map_err(|error| job.failure(&error)),
         };
@@ -435,17 +442,18 @@ impl Supervisor {
             }
         }
         if is_stopping {
-            // The next start goes on with it; or, with another size of a volume in the cache alone, whoever asks again.
+            // The next start resumes the job. A resize of a flash-only volume must be requested
+            // again.
             return;
         }
         self.end_job(number, outcome);
     }
 
-    /// Work has come to its end; what was kept for it is taken back if it has failed.
+    /// Ends a job. If it failed, what was kept for it is taken back.
     pub fn end_job(&self, number: u64, outcome: Result<(), Failure>) {
         let Some(job) = self.shared().jobs.under_way(number).cloned() else { return };
         if outcome.is_err() {
-            // Before anybody hears of the end: he finds it so.
+            // Before a client learns of the end, so that it finds the former state.
             self.take_back(&job);
         }
         if let (Verb::Grow | Verb::Shrink, Some(volume)) = (job.verb, job.volume()) {
@@ -457,7 +465,7 @@ impl Supervisor {
         self.finish_job(number, &job, outcome);
     }
 
-    /// Everybody may see that it has ended.
+    /// Publishes the end of a job.
     pub fn finish_job(&self, number: u64, job: &Job, outcome: Result<(), Failure>) {
         self.shared().jobs.end(number, outcome.clone());
         match outcome {
@@ -476,7 +484,7 @@ impl Supervisor {
         }
     }
 
-    /// An engine is gone, and with it whatever it was doing.
+    /// Ends the jobs of an engine that is gone.
     pub fn end_jobs_of(&self, cache: usize, failure: &Failure) {
         let is_its_own = |volume: usize| self.shared().table.volumes[volume].cache == Some(cache);
         let running: Vec<_> = {
@@ -485,7 +493,7 @@ impl Supervisor {
             running.filter_map(|(number, job)| Some((*number, job.volume()?))).collect()
         };
         for (number, _) in running.into_iter().filter(|(_, volume)| is_its_own(*volume)) {
-            // What was asked for stays so: the next start goes on with it.
+            // What was requested stays in the configuration: the next start resumes it.
             self.shared().jobs.end(number, Err(failure.clone()));
         }
         let replacing = self.shared().jobs.replacing(cache);

@@ -1,5 +1,8 @@
-//! The thread of who asks for long work: whatever has to be looked at for that, files and devices, is looked at here, for a while, before the loop
-//! is asked, so that a device that hangs keeps nobody else waiting. The loop judges with what was seen, and refuses what is not true any more.
+//! Checks for a job that need files and devices, on the thread of the caller.
+//!
+//! The caller's thread looks at them for a limited time before it asks the loop. A device that
+//! hangs therefore delays no other request. The loop decides with what was seen, and refuses what
+//! is no longer true.
 
 use crate::supervisor::devices::probe::Looks;
 use crate::supervisor::jobs::Asked;
@@ -20,17 +23,17 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long somebody waits until work has begun: less than the client waits for an answer.
+/// Longest time a caller waits until its job has begun: less than the client waits for an answer.
 const LIMIT: Duration = Duration::from_secs(8);
 
-/// What of it a look at a device may take.
+/// The part of [`LIMIT`] that a look at a device may take.
 const LOOK_LIMIT: Duration = Duration::from_secs(4);
 
 /// What was looked at for the loop.
 pub enum Looked {
     /// Nothing, and nothing has to be.
     Nothing,
-    /// Nothing so far: the loop says at what, and does nothing.
+    /// Nothing yet: the loop says what to look at, and does nothing.
     NotYet,
     /// This backing device, which can be used.
     Backing(String),
@@ -38,7 +41,7 @@ pub enum Looked {
     Set(Box<Seen>),
 }
 
-/// Somebody asks.
+/// One request for a job, with its deadline.
 pub struct Asking<'a> {
     shared: &'a Mutex<Shared>,
     events: &'a Sender<Event>,
@@ -48,7 +51,7 @@ pub struct Asking<'a> {
 }
 
 impl<'a> Asking<'a> {
-    /// From now on.
+    /// Starts the deadline now.
     pub fn new(
         shared: &'a Mutex<Shared>,
         events: &'a Sender<Event>,
@@ -58,7 +61,7 @@ impl<'a> Asking<'a> {
         Self { shared, events, looks, uid, until: Instant::now() + LIMIT }
     }
 
-    /// Looks at what has to be looked at, and has it begun.
+    /// Looks at the devices and files that the request needs, and has the job begun.
     pub fn begin(&self, volume: Option<usize>, begin: Begin) -> Result<Shown, Failure> {
         let begin = self.with_names(begin)?;
         match begin.verb {
@@ -91,7 +94,8 @@ impl<'a> Asking<'a> {
         self.ask(None, begin, Looked::Backing(backing))
     }
 
-    /// What the device of a volume that no engine has says of its newest data. One that does not answer says nothing.
+    /// Records what the device of a volume that no engine has says about the newest data. A device
+    /// that does not answer leaves this unknown.
     fn look_for_dirty(&self, volume: usize) {
         let found = {
             let shared = self.lock();
@@ -115,7 +119,7 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// The volumes that are not called so, and have devices.
+    /// Returns the volumes of other names that have devices.
     fn others(&self, name: &str) -> Vec<Other> {
         let shared = self.lock();
         let has_one = |entry: &&VolumeEntry| entry.display_name() != name && !entry.is_removed();
@@ -139,13 +143,13 @@ impl<'a> Asking<'a> {
         self.ask(None, begin, Looked::Set(Box::new(seen)))
     }
 
-    /// The same with the caches' names, whatever somebody calls them.
+    /// Replaces the caches' names in the request, however they were typed, by their display names.
     fn with_names(&self, mut begin: Begin) -> Result<Begin, Failure> {
         let name = |typed: &str| {
             let index = resolve_cache(self.shared, Called::by_owner(typed), Among::Lasting)?;
             Ok(self.lock().table.caches[index].display_name().to_owned())
         };
-        // A volume may be added that is to have none.
+        // An added volume may be meant to have no cache.
         let is_some = |cache: &String| begin.verb != Verb::Add || cache != NO_CACHE;
         if let Some(typed) = begin.cache.clone().filter(is_some) {
             begin.cache = Some(name(&typed).map_err(|failure: Failure| failure.option("--cache"))?);
@@ -166,7 +170,7 @@ impl<'a> Asking<'a> {
         Ok(begin)
     }
 
-    /// What a look at the device `name` finds, if it comes in time.
+    /// Returns what a look at the device `name` finds, if it ends in time.
     fn look<T: Send + 'static>(
         &self,
         begin: &Begin,
@@ -181,7 +185,7 @@ impl<'a> Asking<'a> {
         found
     }
 
-    /// The loop's answer.
+    /// Sends the request to the loop and waits for the answer.
     fn ask(&self, volume: Option<usize>, begin: &Begin, looked: Looked) -> Result<Shown, Failure> {
         let (answer, answered) = mpsc::channel();
         let asked = Asked { volume, begin: begin.clone(), uid: self.uid, looked, answer };
@@ -207,18 +211,19 @@ impl<'a> Asking<'a> {
     }
 }
 
-/// A volume whose device must not be added once more.
+/// A volume whose device must not be added a second time.
 struct Other {
     name: String,
     backing: String,
-    /// Which device that is, while it is served.
+    /// The identity of that device, while it is served.
     opened: Option<Presence>,
-    /// What it had when it was looked at, while it is served or waits.
+    /// The UUID that was read from the device, while the volume is served or waits.
     uuid: Option<Uuid>,
 }
 
 impl Other {
-    /// By whatever name, it is not that device; nor do both carry one UUID, which no cache could tell apart.
+    /// Checks that `device` is not this volume's device under another name, and that the two do not
+    /// carry the same UUID, which no cache could tell apart.
     fn check_not(&self, device: &str, presence: &Presence, uuid: Uuid) -> Result<(), Failure> {
         let cannot = |why: String| Failure::new(Kind::SameDevice, format!("cannot add {device}")).why(why);
         let name = &self.name;
@@ -239,13 +244,13 @@ impl Other {
     }
 }
 
-/// Whose a device is already.
+/// The present owner of a device.
 pub enum Owner {
     Volume(String),
     Cache(String),
 }
 
-/// The device cannot be added, as it is somebody's.
+/// Returns the failure for a device that cannot be added because it has an owner.
 pub fn is_there(device: &str, owner: &Owner, by_another_name: bool) -> Failure {
     let (kind, whose, next) = match owner {
         Owner::Volume(name) => (
@@ -265,7 +270,7 @@ pub fn is_there(device: &str, owner: &Owner, by_another_name: bool) -> Failure {
         .next(next)
 }
 
-/// What was seen is not what it was.
+/// Returns the failure for what has changed since it was looked at.
 pub fn meanwhile(what: &str) -> Failure {
     Failure::new(Kind::InUse, what).why("the configuration has changed at this moment").next("ask again")
 }
@@ -277,7 +282,8 @@ pub struct At {
 }
 
 impl At {
-    /// The configuration means it by `name`. What that leads to is not opened.
+    /// Checks whether `name` in the configuration means this device. Does not open what the name
+    /// leads to.
     pub fn is_called(&self, name: &str) -> bool {
         match name.strip_prefix("UUID=") {
             Some(uuid) => Uuid::from_text(uuid) == Some(self.uuid),
@@ -286,7 +292,8 @@ impl At {
     }
 }
 
-/// What was released here and is called so: by its name, its set's UUID (or the beginning of it), or one of its devices. Looks at them.
+/// Finds a set that was released here by its name, its set's UUID (or the beginning of that), or
+/// one of its devices. Looks at the devices.
 pub fn released_called<'a>(config: &'a Config, typed: &str) -> Option<&'a Released> {
     let its = |released: &'a Released| {
         released.device.iter().chain(released.backings.iter().map(|(_, device)| device))
@@ -311,7 +318,7 @@ pub fn released_called<'a>(config: &'a Config, typed: &str) -> Option<&'a Releas
     may_be.then(|| config.released.iter().find(is_set)).flatten()
 }
 
-/// A device's own.
+/// Returns the UUID of a device.
 pub fn uuid_of(superblock: &Superblock) -> Uuid {
     match superblock {
         Superblock::Cache(superblock) => superblock.uuid(),
@@ -319,7 +326,7 @@ pub fn uuid_of(superblock: &Superblock) -> Uuid {
     }
 }
 
-/// The set that it says it belongs to.
+/// Returns the UUID of the set that a device says it belongs to.
 fn set_of(superblock: &Superblock) -> Uuid {
     match superblock {
         Superblock::Cache(superblock) => superblock.set_uuid(),
@@ -332,7 +339,8 @@ mod tests {
     use super::*;
     use bcached_uring::{Access, Device};
 
-    /// Its name leads nowhere while its device is looked for, and who added that by another name was told nothing.
+    /// While its device is looked for, the name `UUID=..` resolves to nothing. Adding the device
+    /// under another name must be refused all the same.
     #[test]
     fn the_device_of_a_volume_that_waits_is_known_by_its_uuid() {
         let folder = tempfile::tempdir().expect("a folder");

@@ -1,5 +1,5 @@
-//! Work by which data is lost that somebody has said may be: what is lost is written down first, on a thread that may wait for a file, and until
-//! the first of it is given up the work can be cancelled.
+//! Jobs that lose data, with the user's consent. What is lost is written down first, on a thread
+//! that may wait for a file. Until the first data is given up the job can be cancelled.
 
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::sizes::human;
@@ -9,18 +9,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// What may be lost.
+/// The loss that was accepted.
 #[derive(Clone)]
 pub struct Loss {
     /// How much, in bytes.
     pub accepted: u64,
-    /// The file that is to say which.
+    /// The file that is to list it.
     pub list: PathBuf,
-    /// Whose it is.
+    /// The volume that loses it.
     pub owner: Owner,
 }
 
-/// Whose turn it is: who gives the work up, or who gives up what is lost. One of them comes first, and the other one finds that out.
+/// Decides the race between the cancellation of a job and the loss of its data. The first takes the
+/// turn, and the other one finds that out.
 #[derive(Clone, Default)]
 pub struct Turn(Arc<AtomicU8>);
 
@@ -34,12 +35,12 @@ impl Turn {
         found.map_or_else(|found| found == what, |_| true)
     }
 
-    /// Nothing is to be lost after all. False: too late.
+    /// Takes the turn for a cancellation: nothing is lost. Returns false if it is too late.
     pub fn gives_up(&self) -> bool {
         self.take(GIVEN_UP)
     }
 
-    /// It has begun to be lost.
+    /// Checks whether the data has begun to be lost.
     pub fn is_late(&self) -> bool {
         self.0.load(Ordering::SeqCst) == BEGUN
     }
@@ -50,12 +51,13 @@ impl Turn {
 }
 
 impl Loss {
-    /// Writes down what is lost, `lost` bytes, if there is anything; `more` gives some of it and where the rest begins. Without an error the work
-    /// begins, and cannot be cancelled any more.
+    /// Writes the list of what is lost, `lost` bytes, unless that is nothing. `more` returns a part
+    /// of it and where the rest begins. After success the loss begins, and the job cannot be
+    /// cancelled any more.
     ///
-    /// # Errors
-    /// `too_much` is if more is lost than was accepted, `cancelled` if the work was; the list cannot be written, or `more` fails. There is no
-    /// list then.
+    /// # Errors Returns `too_much` if more is lost than was accepted, and `cancelled` if the job
+    /// was cancelled. Also fails if the list cannot be written, or if `more` fails. No list is left
+    /// then.
     pub fn write_down(
         &self,
         lost: u64,
@@ -75,25 +77,26 @@ impl Loss {
         if turn.take(BEGUN) {
             return Ok(());
         }
-        // Nothing is lost of what it lists.
+        // Nothing that the list names is lost.
         if lost > 0 {
             let _never_made = std::fs::remove_file(&self.list);
         }
         Err(cancelled())
     }
 
-    /// For the log.
+    /// Returns the path of the list, for the log.
     pub fn list_in_words(&self, lost: u64) -> String {
         if lost > 0 { self.list.display().to_string() } else { "no list".to_owned() }
     }
 }
 
-/// Why work was given up that would have lost something.
+/// Returns the failure of a cancelled job that would have lost data.
 pub fn cancelled(what: String) -> Failure {
     Failure::new(Kind::Cancelled, what).why("it was cancelled").next("nothing of it was given up")
 }
 
-/// How much would be lost against what was accepted: `would be lost`, and more if something was.
+/// Returns the words for a refused loss: `would be lost`, and beyond which amount if one was
+/// accepted.
 pub fn more_than(accepted: Option<u64>) -> String {
     match accepted {
         None => "would be lost".to_owned(),
@@ -112,7 +115,8 @@ mod tests {
         Failure::new(Kind::DataLoss, what.to_owned())
     }
 
-    /// What is written down of `LOST` bytes, of which `accepted` may be, with that turn; and whether the list is there.
+    /// Returns the outcome of writing down `LOST` bytes when `accepted` may be lost, and whether
+    /// the list exists.
     fn written_down(accepted: u64, turn: &Turn) -> (Result<(), String>, bool) {
         let folder = tempfile::tempdir().expect("a folder");
         let list = folder.path().join("lost.json");

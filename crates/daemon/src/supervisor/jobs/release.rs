@@ -1,8 +1,8 @@
-//! `bcached release`: a set is served no more, in order, and a start does not take its devices again. What is dirty stays on the cache: a
-//! kernel reads it, and so does another daemon.
+//! `bcached release`: a set is stopped in order, and the next start does not serve its devices.
+//! Dirty data stays on the cache, where a kernel or another daemon can read it.
 //!
-//! That it is not to be served is kept when it has been stopped in order, and not before: a start after a kill in between recovers it, and
-//! the same command does the rest.
+//! The configuration says so only after the set was stopped in order. A start after a kill in
+//! between recovers the set, and the same command does the rest.
 
 use crate::engine_error;
 use crate::supervisor::Supervisor;
@@ -14,7 +14,7 @@ use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
 use bcached_engine::Error;
 
 impl Supervisor {
-    /// Begins to let go of a cache and of all that is on it, or joins who does.
+    /// Begins to release a cache and all that is on it, or joins a job that does.
     pub fn release(&mut self, begin: &Begin) -> Result<Shown, Failure> {
         if let Some(already) = self.released_before(&begin.volume) {
             return Ok(already);
@@ -68,7 +68,8 @@ impl Supervisor {
         if begin.dry_run {
             return Ok(shown);
         }
-        // What could not be kept would be served again by the next start, wherever the devices are by then.
+        // If it could not be kept, the next start would serve the devices again, wherever they are
+        // by then.
         self.kept_released(&name, &volumes)?.map_or(Ok(()), |file| file.rehearse())?;
         self.unserve(&name, index, &volumes)?;
         shown.state = State::Running;
@@ -78,7 +79,7 @@ impl Supervisor {
         Ok(shown)
     }
 
-    /// Who lets go of that cache, if anybody does.
+    /// Returns the job that releases that cache, if there is one.
     fn releasing(&self, typed: &str) -> Result<Option<(u64, usize)>, Failure> {
         let shared = self.shared();
         let Some((number, cache)) = shared.jobs.releasing() else { return Ok(None) };
@@ -90,7 +91,7 @@ impl Supervisor {
         Err(self.release_goes_on(&format!("cannot release {typed} now")))
     }
 
-    /// It was let go of before: since this daemon has begun, or by a former one.
+    /// Returns the release of a cache that was released before, by this daemon or an earlier one.
     fn released_before(&self, typed: &str) -> Option<Shown> {
         let is_there = self
             .shared()
@@ -110,11 +111,11 @@ impl Supervisor {
         Some(shown)
     }
 
-    /// The volumes that are on a cache, or are to come to it.
+    /// Returns the volumes that are on a cache, or are to join it.
     pub fn volumes_of(&self, index: usize) -> Vec<(usize, VolumeEntry)> {
         let shared = self.shared();
         let name = &shared.table.caches[index].name;
-        // It may have been let go of already.
+        // It may have been released already.
         let is_only = shared.table.lasting_caches().all(|(other, _)| other == index);
         let has = |entry: &VolumeEntry| {
             let is_to = entry.wanted_cache == *name || entry.wanted_cache.is_none() && is_only;
@@ -124,7 +125,7 @@ impl Supervisor {
         all.filter(|(_, entry)| has(entry)).map(|(volume, entry)| (volume, entry.clone())).collect()
     }
 
-    /// Nobody uses any of them, and nothing is done to them.
+    /// Checks that no client uses any of the volumes, and that no job works on them.
     pub fn check_idle(&self, name: &str, volumes: &[(usize, VolumeEntry)]) -> Result<(), Failure> {
         let refused = |why: String| Failure::new(Kind::InUse, format!("cannot release {name} now")).why(why);
         for (volume, entry) in volumes {
@@ -157,10 +158,10 @@ impl Supervisor {
         Err(Failure { holders: users, ..failure })
     }
 
-    /// Whoever connects from now on is told that there is no such volume; as before if somebody has been faster.
+    /// Tells new clients that there are no such volumes. Undoes that if a client was faster.
     fn unserve(&self, name: &str, index: usize, volumes: &[(usize, VolumeEntry)]) -> Result<(), Failure> {
         for (_, entry) in volumes {
-            // Whoever has it keeps it: that may be found below.
+            // A client that has it open keeps it: the check below finds that.
             self.exports.remove(entry.display_name());
         }
         if let Err(failure) = self.check_idle(name, volumes) {
@@ -178,7 +179,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// The file is to say that none of it is served; `None`: there is no file.
+    /// Plans the file's statement that nothing of the cache is served. `None`: there is no file.
     pub fn kept_released(
         &self,
         name: &str,
@@ -188,7 +189,8 @@ impl Supervisor {
         let mut file = SetFile::read(path)?;
         let own = volumes.iter().filter(|(_, entry)| entry.backing.is_some());
         let own = own.filter_map(|(_, entry)| entry.name.clone());
-        // Somebody may have written another section of one since the files were read: without a cache it could not be served.
+        // The files may have a new section for one since they were read; without a cache it could
+        // not be served.
         let later = Config::load_with(&self.line, Some(&file.text()))?.volumes_of(name).into_iter();
         let later: Vec<_> = {
             let shared = self.shared();
@@ -207,10 +209,10 @@ impl Supervisor {
         Ok(Some(file))
     }
 
-    /// It has been stopped, in order or not.
+    /// Handles a cache that was stopped, in order or not.
     pub fn released(&mut self, number: u64, index: usize, result: Result<(), Error>) {
         let name = self.shared().table.caches[index].display_name().to_owned();
-        // Also those of which a reload has read meanwhile that they are to come to it.
+        // This includes volumes that a reload has assigned to it meanwhile.
         let volumes = self.volumes_of(index);
         for (volume, entry) in &volumes {
             self.shared().table.volumes[*volume].state = VolumeState::Removed;
@@ -220,7 +222,7 @@ impl Supervisor {
             Err(error) => {
                 let failure = engine_error::of_stop(format!("{name} was not stopped in order"), &error);
                 Err(match (failure.kind, &failure.next) {
-                    // A start mends nothing, whoever makes it.
+                    // Another start would not repair this.
                     (Kind::Damaged, _) | (_, None) => failure,
                     (_, Some(next)) => {
                         let next = format!(
@@ -246,7 +248,8 @@ impl Supervisor {
         }
     }
 
-    /// Nothing that a release could undo, or that could undo it, begins before it has ended.
+    /// Returns the failure for work that could undo a running release, or that a release could
+    /// undo.
     pub fn release_goes_on(&self, what: &str) -> Failure {
         let shared = self.shared();
         let failure = Failure::new(Kind::InUse, what).next("ask again when that has ended");
@@ -260,7 +263,7 @@ impl Supervisor {
     }
 }
 
-/// It has been let go of all the same.
+/// Returns the failure for a release that succeeded but could not be kept.
 fn not_kept(name: &str, failure: Failure) -> Failure {
     Failure::new(
         failure.kind,

@@ -1,5 +1,6 @@
-//! `bcached release` of a cache that could not be opened: it is damaged, missing, or somebody else's. There is nothing to stop, and its device is
-//! as it was found; so an import that came to nothing has a way back.
+//! `bcached release` of a cache that could not be opened, because it is damaged, missing, or in use
+//! elsewhere. There is nothing to stop, and its device stays as it was found. This is also the way
+//! back from an import that failed.
 
 use crate::supervisor::Supervisor;
 use crate::supervisor::table::{CacheState, VolumeEntry, VolumeState};
@@ -8,7 +9,8 @@ use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
 use bcached_offline::notes;
 
 impl Supervisor {
-    /// The cache of this name, if it is not open and nothing of ours has to do with its device.
+    /// Finds the cache of this name, if it is not open and this daemon does nothing with its
+    /// device.
     pub fn closed_cache(&self, typed: &str) -> Option<usize> {
         let shared = self.shared();
         let mut all = shared.table.lasting_caches();
@@ -23,7 +25,7 @@ impl Supervisor {
         is_closed.then_some(index)
     }
 
-    /// It and its volumes are not to be served from now on, and over restarts.
+    /// Stops serving the cache and its volumes from now on, and over restarts.
     pub fn release_closed(&mut self, index: usize, begin: &Begin) -> Result<Shown, Failure> {
         let (name, device, last_set) = {
             let shared = self.shared();
@@ -31,7 +33,7 @@ impl Supervisor {
             (entry.display_name().to_owned(), entry.device.clone(), entry.last_set)
         };
         let volumes = self.volumes_of(index);
-        // One that has not been seen since the start is known by those who miss it.
+        // A set that was not seen since the start is known from the volumes that miss it.
         let missed = volumes.iter().filter_map(|(_, entry)| entry.missed_set);
         let cannot = |kind| Failure::new(kind, format!("cannot release {name}"));
         if self.shared().table.former_of(index).is_some() {
@@ -85,7 +87,7 @@ impl Supervisor {
         Ok(shown)
     }
 
-    /// A volume that is to have it, and is served without.
+    /// Returns a volume that belongs to the cache and is served without it.
     fn goes_on_without(&self, index: usize) -> Option<String> {
         let shared = self.shared();
         let is_its = |entry: &&VolumeEntry| {

@@ -1,9 +1,12 @@
-//! A cache becomes another device, while its volumes are served: each leaves the set that is there, with all of its data on its backing
-//! device, and comes to the new one.
+//! `bcached replace`: a cache moves to another device while its volumes are served. Each volume
+//! leaves the old set, with all of its data on its backing device, and joins the new one.
 //!
-//! That the cache is the new device is kept before the first volume goes, and which device it was before until the last has gone. So both
-//! are opened by a start in between, each volume is served by the one that its superblock names, and the work goes on. What is asked for is
-//! judged, and the device is made, on the thread of who asks: neither waits for the loop, nor does that for a device.
+//! The configuration names the new device before the first volume moves, and keeps the old one
+//! until the last has moved. A start in between therefore opens both. Each volume is served by the
+//! set that its superblock names, and the job goes on.
+//!
+//! The request is judged, and the device is formatted, on the thread of the caller. Neither waits
+//! for the loop, and the loop does not wait for a device.
 
 use crate::engine_thread::Engine;
 use crate::supervisor::jobs::api::lock;
@@ -28,32 +31,32 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// How long somebody waits until it has begun: less than the client waits for an answer.
+/// Longest time a caller waits until the job has begun: less than the client waits for an answer.
 const LIMIT: Duration = Duration::from_secs(4);
 
-/// Blocks and buckets of a new cache that nothing says otherwise of, in sectors.
+/// Block and bucket size of a new cache, in sectors, unless something else determines them.
 const BLOCK: u16 = 8;
 const BUCKET: u16 = 1024;
 
-/// What the loop is to do.
+/// What the loop is asked to do.
 pub struct Asked {
     pub name: String,
     pub device: String,
     pub what: What,
     pub uid: Option<u32>,
-    /// What it is to leave was judged to be dead.
+    /// The cache that is replaced was judged to be dead.
     pub is_dead: bool,
     pub answer: Sender<Result<Shown, Failure>>,
 }
 
 pub enum What {
-    /// To see whether it can be kept.
+    /// Check whether the replacement can be kept.
     Look,
-    /// With this device, of which the loop gets the claim.
+    /// Begin with this device, whose claim passes to the loop.
     Begin(Box<CacheDevice>),
-    /// It has been begun, and given up.
+    /// Resume a replacement that was begun and cancelled.
     GoOn,
-    /// It has been done: for what still is on its way.
+    /// The replacement is done: wait for the volumes that are still on their way.
     Wait,
 }
 
@@ -61,27 +64,28 @@ pub enum What {
 struct Found {
     name: String,
     device: String,
-    /// Which one that is, if it was opened.
+    /// The identity of that device, if it was opened.
     opened: Option<Presence>,
     engine: Option<Engine>,
-    /// Why it is not open.
+    /// Why the cache is not open.
     trouble: Option<Failure>,
-    /// What it was before.
+    /// What the cache was before: index, device and engine.
     former: Option<(usize, String, Option<Engine>)>,
-    /// How far its volumes are, if it was made in place of a dead one.
+    /// How far its volumes are, if it replaces a dead one.
     arrival: Arrival,
     /// The sets that are open here.
     sets: Vec<Uuid>,
-    /// Those that nobody serves, or only without their cache, and what their sections say of it.
+    /// The volumes that are not served, or only without their cache, and what their sections say of
+    /// the cache.
     volumes: Vec<(VolumeEntry, Meant)>,
-    /// What there is to look at for sets that are missing.
+    /// Where to look for missing sets.
     known: Known,
 }
 
 /// What a volume's section says of the cache.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Meant {
-    /// It is to have that.
+    /// The volume is to have this cache.
     Here,
     /// It is to have another, or none.
     Elsewhere,
@@ -89,7 +93,7 @@ enum Meant {
     Unsaid,
 }
 
-/// Judges and begins it. What is refused here the log hears of here; the loop tells of what it refuses to begin.
+/// Judges and begins a replacement. Refusals here are logged here; the loop logs what it refuses.
 pub fn begin(
     shared: &Arc<Mutex<Shared>>,
     events: &Sender<Event>,
@@ -158,14 +162,14 @@ fn judge_and_begin(
     is_told.set(true);
     let job = ask(what, uid)?;
     if let Some(number) = job.id {
-        // Whoever waits for it looks at it again.
+        // A client that waits for the job looks at it again, and finds them there.
         lock(shared).jobs.note(number, &shown.notes);
     }
     Ok(Shown { notes: shown.notes, ..job })
 }
 
-/// What becomes of the cache that is still where it was: `device` is made a new one in its place. `None`: that is only planned. `look`: whether
-/// the loop would begin it.
+/// Plans the replacement of a cache that is still on its old device: `device` becomes a new cache
+/// in its place. Returns `None` for a dry run. `look` checks whether the loop would begin it.
 fn plan_new(
     found: &Found,
     (begin, device): (&Begin, &str),
@@ -181,13 +185,13 @@ fn plan_new(
     shown.dirty_bytes_at_start = judged.dirty_bytes;
     shown.notes.push(match (fresh.was_made, begin.dry_run) {
         (true, _) => format!("{device} was made a cache before, and is taken as it is"),
-        // Its UUIDs are drawn then.
+        // Its UUIDs are drawn when it is made.
         (false, true) => format!("{device} becomes a new cache set, with a UUID that is drawn then"),
         (false, false) => format!("{device} becomes the cache set {}", fresh.superblock.set_uuid()),
     });
     shown.notes.extend(fresh.warning.clone());
     if found.engine.is_none() {
-        // Of volumes that were removed before: nobody else tells of them.
+        // For volumes that were removed before: nothing else reports them.
         shown.notes.extend(lost.stranded().iter().map(Stranded::loss));
     }
     if begin.dry_run {
@@ -199,7 +203,7 @@ fn plan_new(
     Ok(Some(What::Begin(Box::new(CacheDevice { device, superblock }))))
 }
 
-/// The loop's answer.
+/// Sends the request to the loop and waits for the answer.
 fn ask(
     events: &Sender<Event>,
     found: &Found,
@@ -221,13 +225,13 @@ fn ask(
     }
 }
 
-/// The engine of what it was before.
+/// Returns the engine of the former cache.
 fn former_engine(found: &Found) -> Option<&Engine> {
     found.former.as_ref().and_then(|(_, _, engine)| engine.as_ref())
 }
 
 impl Found {
-    /// Its device is that, by whatever name.
+    /// Checks whether `device`, by whatever name, is the cache's device.
     fn is_at(&self, device: &str) -> bool {
         let identity = |path: PathBuf| Device::open(path, Access::Look).ok().map(|device| device.identity());
         let known = || devices::resolve(&self.device).ok().and_then(identity);
@@ -245,7 +249,7 @@ fn find(shared: &Mutex<Shared>, typed: &str) -> Result<Found, Failure> {
     let table = &shared.table;
     let cannot = |kind, name: &str| Failure::new(kind, format!("cannot replace {name}"));
     let named = |name: &String| table.lasting_caches().find(|(_, cache)| cache.name.as_ref() == Some(name));
-    // What a cache was before stands for the cache.
+    // The name of a former cache means the cache.
     let index = table.caches[index].former_of.as_ref().and_then(named).map_or(index, |(index, _)| index);
     let entry = &table.caches[index];
     let name = entry.display_name().to_owned();
@@ -267,7 +271,7 @@ fn find(shared: &Mutex<Shared>, typed: &str) -> Result<Found, Failure> {
     let is_only = table.lasting_caches().count() == 1;
     let is_left = |entry: &&VolumeEntry| {
         let is_served = matches!(entry.state, VolumeState::Served(_) | VolumeState::Attaching);
-        // Who is served without it would come to it.
+        // A volume that is served without the cache would join it.
         !entry.is_leaving() && (!is_served || entry.lack.is_some()) && entry.backing.is_some()
     };
     let meant = |entry: &VolumeEntry| match &entry.wanted_cache {
@@ -301,19 +305,21 @@ fn find(shared: &Mutex<Shared>, typed: &str) -> Result<Found, Failure> {
 struct Judged {
     geometry: Geometry,
     dirty_bytes: u64,
-    /// Devices that say that they belong to a set which is not there; nothing of them is dirty.
+    /// Devices that say that they belong to a missing set, and that have no dirty data in it.
     bound: Vec<String>,
-    /// The sets that are not there.
+    /// The missing sets.
     missing: Vec<Uuid>,
 }
 
 impl Judged {
-    /// They say so no more: what that set holds of them is void from now on.
+    /// Makes the bound devices say so no longer: what the missing set holds of them is void from
+    /// now on.
     fn forsake(&self) -> Result<(), Failure> {
         self.bound.iter().try_for_each(|device| devices::forsake(device))
     }
 
-    /// It is none of the sets that there are: what devices say of those would be said of it.
+    /// Checks that the new set is none of the existing ones: what devices say of those would apply
+    /// to it.
     fn check_new(&self, found: &Found, superblock: &CacheSuperblock) -> Result<(), Failure> {
         let set = superblock.set_uuid();
         if !found.sets.contains(&set) && !self.missing.contains(&set) {
@@ -360,7 +366,8 @@ fn judge(found: &Found, engine: Option<&Engine>) -> Result<Judged, Failure> {
     })
 }
 
-/// Only the backing devices can be asked: all that nobody serves, since what was in it may say anything in its section now.
+/// Judges a cache that is not open. Only the backing devices can tell. All volumes that are not
+/// served count, because the section of one with data in the cache may say anything now.
 fn judge_dead(found: &Found) -> Result<Judged, Failure> {
     check_dead(found)?;
     let geometry = Geometry { block_sectors: BLOCK, bucket_sectors: BUCKET };
@@ -371,7 +378,7 @@ fn judge_dead(found: &Found) -> Result<Judged, Failure> {
     Ok(judged)
 }
 
-/// One whose device may be had soon is not dead.
+/// Refuses a cache whose device may become available soon: it is not dead.
 fn check_dead(found: &Found) -> Result<(), Failure> {
     let Some(trouble) = &found.trouble else { return Ok(()) };
     if !matches!(
@@ -386,7 +393,7 @@ fn check_dead(found: &Found) -> Result<(), Failure> {
 }
 
 impl Judged {
-    /// What the device of a volume that nobody serves says.
+    /// Judges what the device of a volume that is not served says.
     fn judge_left(&mut self, found: &Found, entry: &VolumeEntry, meant: Meant) -> Result<(), Failure> {
         let trouble = found.trouble.as_ref().map_or_else(String::new, |failure| format!(" ({failure})"));
         let cannot = |kind| Failure::new(kind, format!("cannot replace {}", found.name));
@@ -417,7 +424,7 @@ impl Judged {
                 .next(format!(
                     "bring it back; `bcached forget` gives dirty data up where a cache is open, here only `bcached remove {volume}` leaves the volume as it is"
                 ))),
-            // Its superblock says already that what is in it is void.
+            // Its superblock says already that the cached data is void.
             (_, Meant::Here) if matches!(entry.state, VolumeState::Served(_)) => Ok(()),
             (_, Meant::Here) => {
                 self.bound.push(device.to_owned());
@@ -431,10 +438,10 @@ impl Judged {
     }
 }
 
-/// Nothing may be left in a set that nobody would look for.
+/// Checks that no data would be left in a set that nothing would look for.
 pub fn check_unserved(name: &str, status: &Status) -> Result<(), Failure> {
     if status.walked_percent < 100 {
-        // What is dirty, and of whom, is not known yet.
+        // Which data is dirty, and of which volume, is not known yet.
         return Err(Failure::new(Kind::InUse, format!("cannot replace {name}"))
             .why(format!("its index is still being read after its start ({}%)", status.walked_percent))
             .next("ask again in a moment"));
@@ -448,7 +455,7 @@ pub fn check_unserved(name: &str, status: &Status) -> Result<(), Failure> {
     for left in &status.unserved {
         let called = crate::supervisor::report::unserved(left).name();
         if left.flash_sectors.is_some() {
-            // It was removed already. A label may be anything.
+            // It was removed already. The UUID names it, since a label may be anything.
             return Err(lives_there(name, &called, &format!("`bcached forget {}`", left.uuid)));
         }
         let dirty = Dirty::of(left.dirty_sectors, left.is_counted);
@@ -461,7 +468,8 @@ pub fn check_unserved(name: &str, status: &Status) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What `flash` holds is nowhere else; `deleted` are the commands after which it is not there any more.
+/// Returns the failure for the flash-only volume `flash`, whose data is nowhere else. `deleted`
+/// names the commands that delete it.
 fn lives_there(name: &str, flash: &str, deleted: &str) -> Failure {
     Failure::new(Kind::DataLoss, format!("cannot replace {name}"))
         .why(format!("{flash} lives in it alone: there is no device behind it that its data could go to"))

@@ -1,5 +1,7 @@
-//! The loop's part of `bcached replace`: what was judged in [`crate::supervisor::jobs::replace`] is kept and begun, and every step is taken that can be taken,
-//! whenever something has happened. What is to be done follows from the table alone, so that a start goes on where a former daemon was.
+//! The loop's part of `bcached replace`. It keeps and begins what
+//! [`crate::supervisor::jobs::replace`] has judged, and takes every possible step whenever
+//! something has happened. The steps follow from the table alone, so a start resumes where an
+//! earlier daemon stopped.
 
 use crate::engine_thread::Engine;
 use crate::supervisor::Supervisor;
@@ -15,31 +17,31 @@ use bcached_engine::Error;
 use bcached_format::BackingState;
 use bcached_offline::devices::CacheDevice;
 
-/// What is to be kept before it begins.
+/// What is to be kept before the job begins.
 struct Plan {
     index: usize,
-    /// The device that it has.
+    /// The device that the cache has now.
     old: String,
     file: SetFile,
     config: Config,
-    /// Volumes on it whose sections name no cache, and have to.
+    /// Volumes on the cache whose sections name no cache, and must.
     named: Vec<(usize, String)>,
 }
 
-/// Somebody has.
+/// Returns the failure of a replace job that was cancelled.
 pub fn cancelled() -> Failure {
     Failure::new(Kind::Cancelled, "it was cancelled")
         .why("volumes that have gone are on the new device, the others where they were")
         .next("the same command goes on with it")
 }
 
-/// Why what could not be served before is looked at again.
+/// Returns the reason to try again what could not be served before.
 fn was_replaced() -> Failure {
     Failure::new(Kind::NotFound, "its cache was replaced")
 }
 
 impl Supervisor {
-    /// What was judged is begun.
+    /// Begins what was judged.
     pub fn replace(&mut self, asked: Asked) {
         let Asked { name, device, what, uid, is_dead, answer } = asked;
         let uid = crate::supervisor::jobs::user(uid);
@@ -62,7 +64,8 @@ impl Supervisor {
         let _gone = answer.send(begun);
     }
 
-    /// What the file is to say, if all of that can be kept. `is_dead`: so it was judged.
+    /// Plans what the file is to say, if all of that can be kept. `is_dead`: the cache was judged
+    /// dead.
     fn plan_replacing(&self, name: &str, device: &str, is_dead: bool) -> Result<Plan, Failure> {
         let index = self.cache_called_so(name)?;
         let refused = |why: &str| {
@@ -96,7 +99,7 @@ impl Supervisor {
         let kept = file.kept_of_cache(name);
         kept.device = Some(device.to_owned());
         (kept.former, kept.moving) = ((!is_dead).then(|| old.clone()), is_dead.then_some(true));
-        // While they belong to none of the two, nothing but their sections says where they are to go.
+        // While a volume belongs to neither set, only its section says which one it is to join.
         for (_, volume) in &named {
             *file.cache_of(volume) = Some(name.to_owned());
         }
@@ -105,7 +108,7 @@ impl Supervisor {
         Ok(Plan { index, old, file, config, named })
     }
 
-    /// The name of a volume that lives in a cache alone which is not open.
+    /// Returns the name of a flash-only volume whose cache is not open.
     fn flash_of_nobody(&self, table: &Table) -> Option<String> {
         let is_there = |uuid| {
             let is_it = |entry: &&VolumeEntry| entry.backing.is_none() && entry.uuid == Some(uuid);
@@ -139,7 +142,8 @@ impl Supervisor {
         Ok(self.begin_job_of(index, name))
     }
 
-    /// The entry is what the cache was before, and there is a new one.
+    /// Turns the entry of the cache into one of its former device, and adds a new entry for the
+    /// cache.
     fn become_former(&self, index: usize, name: &str, is_open: bool, config: &Config) {
         let mut shared = self.shared();
         let table = &mut shared.table;
@@ -163,7 +167,7 @@ impl Supervisor {
         table.look_again(name, &was_replaced());
     }
 
-    /// It had been given up.
+    /// Resumes a replacement that was cancelled.
     fn move_again(&self, name: &str, is_dead: bool) -> Result<Shown, Failure> {
         let index = self.cache_called_so(name)?;
         let former = self.shared().table.former_of(index);
@@ -176,7 +180,7 @@ impl Supervisor {
                 .next("ask again"));
         }
         if is_dead {
-            // Nothing belongs to it any more.
+            // No volume belongs to the former device any more.
             self.keep_awaited(name, true)?;
             {
                 let table = &mut self.shared().table;
@@ -210,7 +214,8 @@ impl Supervisor {
         shown
     }
 
-    /// Nothing more is kept of what the cache called `name` was before; or that its volumes leave that, or not.
+    /// Keeps whether the volumes of the cache `name` leave its former device. `None` drops the
+    /// former device from the file.
     fn forget_former(&self, name: &str, moving: Option<bool>) -> Result<(), Failure> {
         self.keep_of(name, |kept| {
             kept.moving = moving.filter(|moves| !moves);
@@ -220,7 +225,8 @@ impl Supervisor {
         })
     }
 
-    /// The same of what it was before; and whether volumes still have to come to it, which a next start knows from that alone.
+    /// Drops the former device of the cache `name` from the file, and keeps whether volumes still
+    /// have to join the cache. The next start knows that from the file alone.
     pub fn keep_awaited(&self, name: &str, is_awaited: bool) -> Result<(), Failure> {
         self.keep_of(name, |kept| (kept.former, kept.moving) = (None, is_awaited.then_some(true)))
     }
@@ -232,7 +238,7 @@ impl Supervisor {
         if file.is_changed() { file.write() } else { Ok(()) }
     }
 
-    /// Takes every step that can be taken now.
+    /// Takes every step that is possible now.
     pub fn go_on_replacing(&self) {
         let all: Vec<_> = {
             let shared = self.shared();
@@ -249,7 +255,8 @@ impl Supervisor {
         }
     }
 
-    /// What keeps it from going on, if anything does.
+    /// Takes the possible steps for one cache. Returns what keeps it from going on, if anything
+    /// does.
     fn go_on_with(&self, (former, to): (usize, usize), engine: &Engine) -> Option<String> {
         let (volumes, trouble) = {
             let shared = self.shared();
@@ -301,7 +308,7 @@ impl Supervisor {
         None
     }
 
-    /// A volume leaves the set that it is in, or, when it has, goes to the other one.
+    /// Begins to detach a volume from its set, or, if it is detached, moves it to the other one.
     fn step(
         &self,
         volume: usize,
@@ -349,7 +356,7 @@ impl Supervisor {
         None
     }
 
-    /// A cache is let go of while others go on.
+    /// Closes one cache while others go on.
     pub fn stop_cache(&self, index: usize, engine: &Engine) {
         let mut shared = self.shared();
         let entry = &mut shared.table.caches[index];
@@ -363,7 +370,7 @@ impl Supervisor {
         self.tell_to_stop(index, engine);
     }
 
-    /// It has been stopped: nobody here has its device any more.
+    /// Handles a cache that was stopped: this daemon no longer has its device.
     pub fn cache_let_go(&mut self, index: usize, result: Result<(), Error>) {
         let (state, name, former_of, device) = {
             let mut shared = self.shared();
@@ -390,7 +397,8 @@ impl Supervisor {
         }
     }
 
-    /// Somebody gives it up, or a volume cannot leave: those that have gone stay where they are, and the others where they were.
+    /// Stops a replacement that was cancelled, or from which a volume cannot leave. Volumes that
+    /// have moved stay on the new device, and the others on the former one.
     pub fn stop_replacing(&self, former: usize, failure: Failure) {
         let (number, name, others) = {
             let mut shared = self.shared();
@@ -412,7 +420,7 @@ impl Supervisor {
         }
     }
 
-    /// A volume could not leave, or not go.
+    /// Stops the replacement of a volume's cache, because the volume could not leave or move.
     pub fn volume_stays(&self, volume: usize, failure: &Failure) {
         let former = self.shared().table.volumes.get(volume).and_then(|entry| entry.cache);
         if let Some(former) = former {

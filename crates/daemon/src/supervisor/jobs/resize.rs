@@ -1,8 +1,9 @@
-//! Volumes that become larger or smaller.
+//! Volumes that grow or shrink.
 //!
-//! No superblock says how large a volume is: it is what its backing device has, unless less is asked for. What a volume has shrunk to is
-//! kept beside its options (`size`), before the work on it begins, so that a start in the middle goes on with it and every later one
-//! serves no more than that, whether the device has been cut or not. Growing takes that back.
+//! No superblock records the size of a volume: it is that of its backing device, unless less is
+//! requested. The size that a volume has shrunk to is kept beside its options (`size`), before the
+//! work on it begins. A start in the middle therefore resumes the work, and every later one serves
+//! no more than that, whether the device has been cut or not. Growing removes the limit.
 
 use crate::engine_thread::Long;
 use crate::supervisor::Supervisor;
@@ -16,7 +17,8 @@ use bcached_control::sizes::{exact, human, typed};
 use bcached_engine::{Status, VolumeInfo};
 
 impl Supervisor {
-    /// As large as the device is now, which nobody chooses here; of an open volume that is `now`.
+    /// Plans to grow a volume to the present size of its device; the caller cannot choose a size.
+    /// `now` is the open volume.
     pub fn plan_growth(
         &self,
         entry: &VolumeEntry,
@@ -62,14 +64,14 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Of one that grows: who does not see that at once.
+    /// Notes, for a volume that grows, that connected clients do not see the new size at once.
     pub fn note_kept_size(&self, name: &str, planned: &mut Planned) {
         if planned.work.is_some() && self.fronts.is_size_kept(name) {
             planned.note("who is connected sees the new size when connecting again");
         }
     }
 
-    /// So many bytes; of an open volume that is `now`.
+    /// Plans to shrink a volume to so many bytes. `now` is the open volume.
     pub fn plan_shrinking(
         &self,
         entry: &VolumeEntry,
@@ -104,11 +106,12 @@ impl Supervisor {
         }
         planned.size = Some(size);
         if size < has {
-            // A client keeps the size that it was told when it connected, and what it writes behind the new one would be refused.
+            // A client keeps the size that it learned when it connected, and its writes behind the
+            // new end would be refused.
             self.check_unused(name, Verb::Shrink)?;
             planned.work = Some(Work::Here(Long::Shrink(size / 512)));
             let behind = planned.engine.as_ref().and_then(|engine| engine.dirty_from(now.id, size / 512));
-            // What lies before the new end stays dirty, and is no part of the work.
+            // Dirty data before the new end stays dirty, and is no part of the work.
             let behind = behind.map_or(planned.dirty, |sectors| sectors * 512).min(planned.dirty);
             (planned.dirty_beside, planned.dirty) = (planned.dirty - behind, behind);
             self.plan_limit(entry, Some(size), planned)?;
@@ -116,7 +119,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// How it is kept that so many bytes of the volume are served at most, or whatever it has. What the configuration says then.
+    /// Plans how it is kept that at most `limit` bytes of the volume are served, or, with `None`,
+    /// all it has. Returns the limit that the configuration then gives.
     fn plan_limit(
         &self,
         entry: &VolumeEntry,
@@ -133,7 +137,8 @@ impl Supervisor {
         };
         let mut file = SetFile::read(path)?;
         planned.before.limit.1 = file.kept_of(name).size;
-        // What the configuration says already would be kept a second time, and then hold against what its user writes there later.
+        // If the configuration says it already, keeping it a second time would override what the
+        // user writes there later.
         if limit.is_some() && self.said_limit(name, &file)? == limit {
             return Ok(limit);
         }
@@ -148,21 +153,23 @@ impl Supervisor {
         Ok(limit)
     }
 
-    /// What the configuration says that is served of the volume at most, with `file` as what was set: bytes.
+    /// Returns the limit of the served size, in bytes, that the configuration gives with `file` as
+    /// the file of `set`.
     fn said_limit(&self, name: &str, file: &SetFile) -> Result<Option<u64>, Failure> {
         let config = Config::load_with(&self.line, Some(&file.text()))?;
         let volume = config.volumes.into_iter().find(|volume| volume.name.as_deref() == Some(name));
         Ok(volume.and_then(|volume| volume.size))
     }
 
-    /// Work begins that is to make the volume so large. Who connects from now on is not told of what it is about to lose.
+    /// Announces the size when a job begins to resize the volume. New clients are not told of the
+    /// part that a shrink is about to lose.
     pub fn is_to_have(&self, volume: usize, verb: Verb, bytes: u64) {
         if verb == Verb::Shrink {
             self.tell_size(volume, bytes / 512);
         }
     }
 
-    /// Such work has come to its end, perhaps to none.
+    /// Publishes the size of a volume when a resize job has ended, even if it failed.
     pub fn resized(&self, volume: usize) {
         let (entry, engine) = {
             let shared = self.shared();
@@ -182,8 +189,8 @@ impl Supervisor {
         }
     }
 
-    /// A set that has been opened anew knows best how large the volumes in its cache alone are: a table that could not be written for all anybody
-    /// knew may have been.
+    /// Publishes the sizes of flash-only volumes as a reopened set reports them. A write of its
+    /// volume table that seemed to fail may have reached the device.
     pub fn tell_flash_sizes(&self, cache: usize, status: &Status) {
         let others: Vec<_> = {
             let shared = self.shared();
@@ -211,8 +218,8 @@ impl Supervisor {
         self.publish(&entry);
     }
 
-    /// A volume has come of which less is to be served than it has: a former daemon may have been about to make it smaller, or has, and
-    /// nobody has cut its device since.
+    /// Shrinks a newly added volume down to its limit, if it is larger. An earlier daemon may have
+    /// been about to do that, or has done it and the device was not cut since.
     pub fn give_up_the_rest(&self, volume: usize) {
         let (limit, name) = {
             let shared = self.shared();
@@ -226,7 +233,7 @@ impl Supervisor {
         let Some(limit) = limit else { return };
         let begin = Begin { size_bytes: Some(limit), ..Begin::new(Verb::Shrink, name.clone()) };
         let planned = self.plan_job(volume, &begin);
-        // A device that is as short as that already, or shorter, has nothing to give up.
+        // A device that is no larger than the limit has nothing to give up.
         let planned = planned.map(|planned| (planned.work.is_some()).then_some(planned));
         let begun = planned
             .map(|planned| planned.map(|planned| self.carry_out(volume, Verb::Shrink, planned)).transpose());
@@ -241,7 +248,7 @@ impl Supervisor {
         }
     }
 
-    /// The volume is to be as large as it was, because the work has failed.
+    /// Restores the former size limit of the volume, because the job has failed.
     pub fn take_size_back(&self, job: &Job) {
         let (limit, kept) = job.before.limit;
         let entry = {

@@ -1,4 +1,5 @@
-//! Work ends when everybody can see what it has done, by every way to the volume: block devices are told on threads of their own.
+//! A job ends when its effect is visible by every way to the volume. Block devices change on
+//! threads of their own, so a thread waits for them here.
 
 use crate::supervisor::jobs::{Job, Jobs};
 use crate::supervisor::table::VolumeState;
@@ -8,15 +9,15 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a block device may take until it shows what has become of its volume, and how often somebody looks.
+/// Longest time a block device may take to show the change, and the interval of the looks.
 const LIMIT: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What is looked for.
+/// Checks whether the change is visible.
 type Look = Box<dyn Fn() -> bool + Send>;
 
 impl Jobs {
-    /// Work takes the volume of this name from one engine to another.
+    /// Checks whether a job moves the volume of this name from one engine to another.
     pub fn moves(&self, name: &str) -> bool {
         let moves = |job: &Job| matches!(job.verb, Verb::Attach | Verb::Detach | Verb::Replace);
         self.all.values().any(|job| job.ended.is_none() && job.name == name && moves(job))
@@ -24,7 +25,8 @@ impl Jobs {
 }
 
 impl Supervisor {
-    /// The work of this number is done, and ends when that can be seen. False: it can be, or nobody can look.
+    /// Waits on a thread until the effect of a finished job is visible; the job then ends. Returns
+    /// false if it is visible already, or if no thread could be started.
     pub fn begins_to_show(&self, number: u64, job: &Job) -> bool {
         let Some(is_shown) = self.to_be_seen(job).filter(|is_shown| !is_shown()) else { return false };
         let sender = self.sender.clone();
@@ -38,7 +40,7 @@ impl Supervisor {
         thread::Builder::new().name("shown".to_owned()).spawn(body).is_ok()
     }
 
-    /// What is to be seen of it; `None`: nothing that comes later.
+    /// Returns the check for what is to become visible, or `None` if nothing becomes visible later.
     fn to_be_seen(&self, job: &Job) -> Option<Look> {
         let name = job.name.clone();
         match job.verb {
@@ -61,7 +63,7 @@ impl Supervisor {
         }
     }
 
-    /// It can be seen now, or cannot within reason.
+    /// Ends a job whose effect is visible now, or has not become so within the limit.
     pub fn shown(&self, number: u64, is_shown: bool) {
         let Some(job) = self.shared().jobs.under_way(number).cloned() else { return };
         if !is_shown {
@@ -75,7 +77,7 @@ impl Supervisor {
     }
 }
 
-/// How large a block device is for whoever opens it now, in sectors.
+/// Returns the size that a block device has for a client that opens it now, in sectors.
 fn sectors_of(device: &Path) -> Option<u64> {
     let name = device.file_name()?;
     let size = std::fs::read_to_string(Path::new("/sys/class/block").join(name).join("size")).ok()?;

@@ -1,14 +1,16 @@
-//! Who has how much of the memory for nodes and tables of buckets, which is half of all (a quarter is for payloads of requests, the rest
-//! for what surrounds them, engines without a cache included: they take two megabytes).
+//! Divides the memory for btree nodes and tables of buckets among the caches. It is half of all. A
+//! quarter is for the payloads of requests, and the rest for everything else, including engines
+//! without a cache, which take two megabytes.
 //!
-//! The table of a set's buckets comes off its part, for its size follows from the device. If nobody has said how much
-//! memory there is, tables are not counted: there is as much for nodes as without them, and a table that takes
-//! notable memory is logged.
+//! The table of a set's buckets is taken from its part, because its size follows from the device.
+//! If no memory limit is configured, tables are not counted: nodes have as much as without them,
+//! and a table that takes notable memory is logged.
 //!
-//! It is divided evenly among the caches that are served or to be, a missing one included. A cache that comes to others gets its part
-//! when they have given theirs up, so the sum is never more than there is; what one that goes had is divided among the rest. One that
-//! opens or ends at that moment is not asked before it has. Who could not be opened with less than its part is tried again: it may have
-//! more then.
+//! The memory is divided evenly among the caches that are served or to be served, including missing
+//! ones. A cache that joins others gets its part when they have given theirs up, so the sum never
+//! exceeds the total. The part of a cache that leaves is divided among the rest. A cache that is
+//! opening or ending is not asked until that is over. A cache that could not be opened with less
+//! than its part is tried again, since it may get more then.
 
 use crate::engine_thread::Engine;
 use crate::supervisor::table::{CacheEntry, CacheState, Table};
@@ -18,24 +20,26 @@ use bcached_format::CacheSuperblock;
 use bcached_offline::bucket_memory;
 use std::time::{Duration, Instant};
 
-/// How long a cache that comes waits for what others are to give up: after that it takes what there is, or is refused by its engine.
+/// Longest time that a new cache waits for what others are to give up. After that it takes what
+/// there is, or is refused by its engine.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// What the engine of a cache has for nodes and the table of buckets.
+/// The memory of a cache's engine for nodes and the table of buckets.
 #[derive(Default, Clone, Copy, Debug)]
 pub struct Nodes {
-    /// So many bytes, if it has begun.
+    /// All of it in bytes, if the engine has begun.
     pub bytes: usize,
-    /// So many of them are for the table.
+    /// The part for the table, in bytes.
     pub table: usize,
-    /// What it has been asked to have, and when.
+    /// The amount that the engine was asked to have, and when.
     asked: Option<(usize, Instant)>,
-    /// It has not answered that, and had so many before.
+    /// The amount before, while the engine has not answered.
     before: Option<usize>,
 }
 
 impl Nodes {
-    /// Of an engine that begins with so many bytes, of which `table` are for its buckets.
+    /// Returns the memory of an engine that begins with so many bytes, `table` of them for its
+    /// buckets.
     pub fn of(bytes: usize, table: usize) -> Self {
         Self { bytes, table, ..Self::default() }
     }
@@ -48,24 +52,25 @@ impl CacheEntry {
 }
 
 impl Table {
-    /// What each cache is to have, and what nobody has.
+    /// Returns the part of each cache, and what is free.
     fn parts(&self, all: usize) -> (usize, usize) {
         (all / self.sharers(), all.saturating_sub(self.given()))
     }
 
-    /// How many share the memory.
+    /// Returns the number of caches that share the memory.
     fn sharers(&self) -> usize {
         let wants = |cache: &CacheEntry| cache.has_engine() || matches!(cache.state, CacheState::Waiting(_));
         self.real_caches().filter(|(_, cache)| wants(cache)).count().max(1)
     }
 
-    /// What all have together.
+    /// Returns what all caches have together.
     fn given(&self) -> usize {
         let engines = self.real_caches().filter(|(_, cache)| cache.has_engine());
         engines.map(|(_, cache)| cache.nodes.bytes).sum()
     }
 
-    /// A cache other than that has more than its part, and cannot be asked for it at this moment.
+    /// Checks whether another cache has more than its part, and cannot be asked for it at this
+    /// moment.
     fn will_give(&self, index: usize, part: usize) -> bool {
         let mut others = self.real_caches().filter(|(other, _)| *other != index);
         let unasked =
@@ -75,7 +80,8 @@ impl Table {
 }
 
 impl Supervisor {
-    /// Memory for the nodes of a cache that is about to be opened; `None`: others give it up first.
+    /// Returns the memory for the nodes of a cache that is about to be opened. `None`: others give
+    /// it up first (invariant L3).
     pub fn nodes_for(&self, index: usize) -> Option<usize> {
         let all = self.memory_of_nodes();
         let (part, free) = self.shared().table.parts(all);
@@ -95,15 +101,16 @@ impl Supervisor {
         (!is_waiting).then_some(free)
     }
 
-    /// The cache was opened with less than it is to have, since others had the rest.
+    /// Checks whether the cache was opened with less than its part, because others had the rest.
     pub fn is_short_of_memory(&self, index: usize) -> bool {
         let all = self.memory_of_nodes();
         let (part, _) = self.shared().table.parts(all);
         self.shared().table.caches[index].nodes.bytes < part
     }
 
-    /// What has become free goes to those that have less than their part. Those that have more give it up if all together have too much,
-    /// as when block devices or disks of virtual machines have come since.
+    /// Gives free memory to caches that have less than their part. If all together have too much,
+    /// as when block devices or disks of virtual machines were added, those that have more give it
+    /// up.
     pub fn divide_memory(&self) {
         let all = self.memory_of_nodes();
         let engines = self.shared().table.open_engines();
@@ -120,13 +127,13 @@ impl Supervisor {
         }
     }
 
-    /// What the table of the set's buckets takes of its part.
+    /// Returns how much of its part the table of the set's buckets takes.
     pub fn counted_table(&self, superblock: &CacheSuperblock) -> usize {
         let bytes = bucket_memory::of(superblock.buckets());
         if self.config.memory_is_said { usize::try_from(bytes).unwrap_or(usize::MAX) } else { 0 }
     }
 
-    /// Why a set cannot be opened with so many bytes, if it cannot.
+    /// Returns why a set cannot be opened with so many bytes, if it cannot.
     pub fn too_large(&self, index: usize, superblock: &CacheSuperblock, bytes: usize) -> Option<Failure> {
         let (bytes, least) = (bytes as u64, bucket_memory::least(superblock));
         if !self.config.memory_is_said || bytes >= least {
@@ -141,7 +148,8 @@ impl Supervisor {
         Some(bucket_memory::too_large(&entry.device, (bytes, least), superblock.buckets(), advised))
     }
 
-    /// Says so if the table of the buckets of a cache takes notable memory beside what is said of memory.
+    /// Logs once if a cache's table of buckets takes notable memory, within the configured `memory`
+    /// or beside its default.
     pub fn tell_bucket_memory(&self, index: usize, buckets: u64) {
         let mut shared = self.shared();
         let entry = &mut shared.table.caches[index];
@@ -158,7 +166,7 @@ impl Supervisor {
         usize::try_from(self.config.memory_of_nodes(ways)).unwrap_or(usize::MAX)
     }
 
-    /// Has an engine change what it has. True if its answer is to be waited for.
+    /// Asks an engine to change its memory. Returns true if its answer must be waited for.
     fn ask(&self, index: usize, engine: &Engine, wanted: usize) -> bool {
         {
             let mut shared = self.shared();
@@ -174,7 +182,7 @@ impl Supervisor {
                 return nodes.before.is_some() && !is_late;
             }
             (nodes.asked, nodes.before) = (Some((wanted, Instant::now())), Some(nodes.bytes));
-            // What it is to get is nobody else's from now on.
+            // What it is to get is reserved for it from now on.
             nodes.bytes = nodes.bytes.max(wanted);
         }
         let table = self.shared().table.caches[index].nodes.table;
@@ -182,11 +190,12 @@ impl Supervisor {
         let done = move |has: Option<usize>| {
             drop(sender.send(Event::NodesChanged(index, has.map(|has| has + table))));
         };
+        // The table of buckets comes off the cache's share: invariant L4.
         engine.set_node_budget(wanted.saturating_sub(table), Box::new(done));
         true
     }
 
-    /// An engine has changed what it has, if it could: it knows how much that is.
+    /// Handles the answer of an engine, which knows how much memory it has now.
     pub fn nodes_changed(&self, index: usize, has: Option<usize>) {
         let nodes = &mut self.shared().table.caches[index].nodes;
         let before = nodes.before.take();
@@ -207,7 +216,7 @@ mod tests {
 
     const ALL: usize = 128 << 20;
 
-    /// A cache that opens with all of the memory, and one that comes.
+    /// Returns a supervisor with a cache that opens with all of the memory, and one that joins it.
     fn two_caches() -> Supervisor {
         let config = crate::supervisor::tests::config(&[]);
         let second = CacheEntry::of(&config.caches[0]);
@@ -225,9 +234,11 @@ mod tests {
         CacheState::Opening { set: Uuid([7; 16]), progress: Arc::default(), thread }
     }
 
-    /// Of two that came one after the other the second was opened with no memory at all, and stayed failed for that.
+    /// Of two caches that join one after the other, the second must not be opened without memory,
+    /// and fail for that.
     #[test]
     fn a_cache_that_comes_waits_for_what_one_that_opens_is_to_give_up() {
+        // Proves invariant L3.
         let supervisor = two_caches();
         assert_eq!(supervisor.nodes_for(1), None, "it opens, and is asked when it has");
         let (engine, _ears) = Engine::deaf();
@@ -239,7 +250,8 @@ mod tests {
         assert_eq!(supervisor.nodes_for(1), Some(ALL / 2));
     }
 
-    /// What was too little because others had the rest was called wrong for good, and `memory` with it.
+    /// Too little memory is a final failure only for a cache that had its full part, not if others
+    /// had the rest.
     #[test]
     fn too_little_memory_is_final_only_for_who_had_its_part() {
         let mut supervisor = two_caches();

@@ -1,6 +1,6 @@
-//! What a daemon needs and somebody may take away while it runs: the files of its notes, its sockets, its configuration, the reader of its log.
-//! Each is noticed within seconds. Notes and sockets are made anew; of the rest the log and `status` say what
-//! does not work any more.
+//! Watches what the daemon needs and what can be taken away while it runs: the files of its notes,
+//! its sockets, its configuration, the reader of its log. Each loss is noticed within seconds.
+//! Notes and sockets are made anew. For the rest, the log and `status` say what no longer works.
 
 use crate::control_server::Control;
 use crate::log;
@@ -16,36 +16,36 @@ use std::time::{Duration, Instant};
 /// The shortest time between two looks.
 const EACH: Duration = Duration::from_secs(1);
 
-/// What the log is called among it.
+/// The key of the log.
 const LOG: &str = "log";
 
-/// What is gone: by what it is about, the id of the event, and what the log says.
+/// What is missing, by its subject: the id of the event, and the message.
 type Gone = BTreeMap<String, (&'static str, String)>;
 
-/// What is known of it.
+/// The state of the watch.
 #[derive(Default)]
 pub struct TakenAway {
     looked: Option<Instant>,
-    /// The sockets that have files, as they were when they were seen first.
+    /// The sockets that have files, as they were first seen.
     sockets: BTreeMap<PathBuf, Seen>,
-    /// The main file of the configuration was there.
+    /// The main file of the configuration existed.
     had_configuration: bool,
-    /// What the log has said that still holds.
+    /// The messages that were logged and still hold.
     told: Gone,
 }
 
 /// A socket, as it was seen.
 #[derive(Clone, Copy)]
 struct Seen {
-    /// Of the volume's server that has made it (0: not a volume's): a volume that is removed and added is served on another
-    /// socket at the same place.
+    /// The number of the volume's server that made it (0 if it is not a volume's). A volume that is
+    /// removed and added again is served on another socket at the same place.
     listener: u64,
     /// Device and inode.
     file: (u64, u64),
 }
 
 impl Supervisor {
-    /// Looks, if it is time.
+    /// Looks at everything, if it is time.
     pub fn look_after_what_may_go(&mut self, control: &mut Control) {
         if self.taken_away.looked.is_some_and(|looked| looked.elapsed() < EACH) {
             return;
@@ -69,20 +69,20 @@ impl Supervisor {
                 tracing::info!(event = "back-again", "{}", over(event, what));
             }
         }
-        // What the log lacks, `status` says itself: volumes are as they should be.
+        // `status` reports the log by itself: volumes are as they should be.
         let warnings = gone.iter().filter(|(what, _)| *what != LOG);
         self.shared().warnings = warnings.map(|(_, (_, sentence))| sentence.clone()).collect();
         self.taken_away.told = gone;
     }
 
-    /// After a kill nobody finds a note that is gone.
+    /// Looks after the notes: one whose file is missing cannot be found after a kill.
     fn look_after_notes(&self, gone: &mut Gone) {
         let mut found = look_after_all();
         if found.iter().any(|(_, found)| found.is_err()) {
-            // Its folder may have gone with it.
+            // Its directory may be missing, too.
             let _or_told_below = notes::directory();
             let again = look_after_all();
-            // These are told of once.
+            // Replacements are logged once.
             found.retain(|(_, found)| matches!(found, Ok(NoteFile::WasReplaced)));
             found.extend(again);
         }
@@ -110,7 +110,8 @@ impl Supervisor {
         }
     }
 
-    /// A socket whose file is gone is found by nobody who comes: another one takes its place.
+    /// Looks after the sockets. New clients cannot find one whose file is gone, so another takes
+    /// its place.
     fn look_after_sockets(&mut self, control: &mut Control, gone: &mut Gone) {
         let of_commands = control.sockets().map(|path| (path.to_owned(), 0));
         let all: Vec<_> = of_commands.chain(self.fronts.sockets()).collect();
@@ -168,7 +169,7 @@ impl Supervisor {
     }
 }
 
-/// That something is as it should be again.
+/// Returns the message that something is as it should be again.
 fn over(event: &str, what: &str) -> String {
     match event {
         "log-stuck" => "the log is read again".to_owned(),
@@ -178,7 +179,7 @@ fn over(event: &str, what: &str) -> String {
     }
 }
 
-/// Device and inode of the socket there.
+/// Returns device and inode of the socket at a path.
 fn socket_at(path: &Path) -> Option<(u64, u64)> {
     let found = fs::symlink_metadata(path).ok().filter(|found| found.file_type().is_socket())?;
     Some((found.dev(), found.ino()))

@@ -1,4 +1,4 @@
-//! The daemon as a whole: its start, what it needs meanwhile, and its end.
+//! The daemon as a whole: its start, what it needs while it runs, and its end.
 
 pub mod memory_budget;
 pub mod missing_files;

@@ -1,4 +1,4 @@
-//! The daemon says that it is ready: to the log, on standard output, and to systemd.
+//! Announces that the daemon is ready: in the log, on standard output, and to systemd.
 
 use crate::supervisor::{Phase, Supervisor};
 
@@ -9,7 +9,7 @@ use std::io::Write as _;
 use std::thread;
 
 impl Supervisor {
-    /// Says so once, when all is served, or refused, or was waited for.
+    /// Announces it once, when all is served, or refused, or was waited for.
     pub fn announce_if_ready(&mut self) -> Result<(), Failure> {
         let shared = self.shared();
         let elapsed = self.started.elapsed();
@@ -37,11 +37,12 @@ impl Supervisor {
     }
 }
 
-/// Says `ready` on standard output, after the log, which whoever acts on it may look at. In a thread of its own: nobody may be reading.
+/// Writes `ready` to standard output after flushing the log, since its reader may look there. It
+/// does so on a thread of its own, because standard output may have no reader.
 fn announce() {
     let say = || {
         log::flush();
-        // Nobody may be there any more, which is no reason to stop.
+        // A closed standard output is no reason to stop.
         let _unread = writeln!(std::io::stdout(), "ready");
     };
     if thread::Builder::new().name("ready".to_owned()).spawn(say).is_err() {

@@ -1,20 +1,24 @@
-//! A service manager ends a start or a stop that takes longer than it was told in general (`TimeoutStartSec`, `TimeoutStopSec`). Here both
-//! last as long as the configuration says, so as long as the loop goes round it asks for more time; one that hangs does not.
+//! Extends the time limits of the service manager.
+//!
+//! A service manager ends a start or a stop that takes longer than its general limit
+//! (`TimeoutStartSec`, `TimeoutStopSec`). Here both last as long as the configuration says. The
+//! loop therefore asks for more time as long as it runs; one that hangs does not.
 
 use std::time::{Duration, Instant};
 
-/// How much time is asked for: enough for all that may keep the loop from going round, the end of an engine above all.
+/// The time that is asked for: enough for all that may delay the loop, above all the end of an
+/// engine.
 const TIME: Duration = Duration::from_secs(90);
 
-/// How often.
+/// The interval between requests.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// When it was asked for last.
+/// The time of the last request.
 #[derive(Default)]
 pub struct Extension(Option<Instant>);
 
 impl Extension {
-    /// Asks for more, unless it has a moment ago.
+    /// Asks for more time, unless it has a moment ago.
     pub fn tell(&mut self) {
         if self.0.is_some_and(|told| told.elapsed() < EVERY) {
             return;
@@ -24,7 +28,7 @@ impl Extension {
         let _no_systemd = sd_notify::notify(&[sd_notify::NotifyState::ExtendTimeoutUsec(time)]);
     }
 
-    /// A start has become a stop, whose time begins anew.
+    /// Begins anew when a start has become a stop, whose time begins anew as well.
     pub fn begin_anew(&mut self) {
         self.0 = None;
         self.tell();

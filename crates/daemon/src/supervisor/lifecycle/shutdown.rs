@@ -1,4 +1,5 @@
-//! The orderly end: users, then exports, then engines. Dirty data is never written back here; it is named instead.
+//! The orderly stop: clients first, then exports, then engines. Dirty data is never written back
+//! here; it is reported instead.
 
 use crate::control_server::Signal;
 use crate::engine_error;
@@ -12,28 +13,31 @@ use bcached_control::stop::DirtyStays;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How often the users are looked at while a stop waits for them.
+/// The interval between looks at the clients while a stop waits for them.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long replies that are due may take to go out.
+/// Longest time for pending replies to be sent.
 pub const REPLIES_LIMIT: Duration = Duration::from_secs(5);
 
-/// How long an engine may take to write what a stop writes: leaves and one journal entry, no dirty data.
+/// Longest time for an engine to write what a stop writes: leaves and one journal entry, no dirty
+/// data.
 const ENGINE_LIMIT: Duration = Duration::from_secs(30);
 
-/// A device that owes an answer of this age when a stop begins may be why that takes too long.
+/// A device that owes an answer of this age when a stop begins may be why the stop takes too long.
 const SILENT: Duration = Duration::from_secs(1);
 
-/// What was there when an engine was told to stop.
+/// The state when an engine was told to stop.
 #[derive(Default)]
 struct Begun {
     /// The devices that owe an answer, in sentences.
     silent: Vec<String>,
-    /// What was dirty, which may have changed since: write-back goes on until the engine has heard of it.
+    /// The dirty data. It may have changed since: write-back goes on until the engine handles the
+    /// stop.
     dirty: Vec<DirtyStays>,
 }
 
-/// What it has of that however many signals come: two in quick succession should not cost a recovery.
+/// The part of [`ENGINE_LIMIT`] that an engine has however many signals arrive: two in quick
+/// succession should not cost a recovery.
 const ENGINE_GRACE: Duration = Duration::from_secs(1);
 
 impl Supervisor {
@@ -44,11 +48,11 @@ impl Supervisor {
         self.extension.begin_anew();
         tracing::info!(event = "stopping", "stopping");
         self.exports.end_waiting();
-        // What they wait for does not come back before the end.
+        // Their volumes do not come back before the end.
         self.cut_kept("the daemon stops and their volumes are not served", |_| true);
         self.wait_for_users();
         self.ending.cuts(self.fronts.users_of_files());
-        // Who waits for a volume that moves would wait for ever.
+        // A client that waits for a moving volume would wait forever.
         let entries = self.shared().table.volumes.clone();
         entries.iter().for_each(|entry| self.let_clients_go(entry));
         self.fronts.shutdown(REPLIES_LIMIT);
@@ -59,7 +63,7 @@ impl Supervisor {
         outcome
     }
 
-    /// Gives users the time to go; a second signal shortens it.
+    /// Gives clients the time to disconnect; a second signal shortens it.
     fn wait_for_users(&mut self) {
         let deadline = Instant::now() + self.config.stop_timeout;
         let mut named = false;
@@ -77,7 +81,7 @@ impl Supervisor {
             }
             match self.events.recv_timeout(LOOK) {
                 Ok(Event::Signal(Signal::Stop)) => return,
-                // What comes meanwhile is taken up: no device that opens now may be forgotten below.
+                // These events are handled, so that no device that opens now is forgotten below.
                 Ok(Event::Cache(index, News::Opened(result))) => self.cache_opened(index, result),
                 Ok(Event::Cache(index, News::Ended)) => drop(self.cache_ended(index)),
                 Ok(Event::JobEnded(number, outcome)) => self.job_ended(number, outcome),
@@ -93,8 +97,9 @@ impl Supervisor {
         }
     }
 
-    /// Stops all engines, together. One whose set is still opening is waited for first: cut off in the middle of its
-    /// recovery it would leave the work to the next start. A signal shortens the wait.
+    /// Stops all engines at the same time. A set that is still opening is waited for first: if it
+    /// were cut off during its recovery, the next start would have to do that work. A signal
+    /// shortens the wait.
     pub fn stop_engines(&mut self) -> Result<(), Failure> {
         self.extension.begin_anew();
         let began = Instant::now();
@@ -136,7 +141,7 @@ impl Supervisor {
         let why = format!("no answer for {} s{signal}", began.elapsed().as_secs());
         for (index, Begun { silent, dirty: then }) in pending {
             dirty.extend(then);
-            // What is ending does not say any more how its devices are.
+            // An engine that is ending does not report the state of its devices any more.
             let silent = if silent.is_empty() {
                 String::new()
             } else {
@@ -154,7 +159,7 @@ impl Supervisor {
         }
     }
 
-    /// Tells an engine to stop. None: its cache need not be waited for.
+    /// Tells an engine to stop. `None`: its cache need not be waited for.
     fn begin_stop(&self, index: usize) -> Option<Begun> {
         let shared = self.shared();
         let engine = match shared.table.caches.get(index).map(|cache| &cache.state) {
@@ -176,18 +181,18 @@ impl Supervisor {
         Some(begun)
     }
 
-    /// Its end is an event.
+    /// Tells an engine to stop. Its end arrives as an event.
     pub fn tell_to_stop(&self, index: usize, engine: &Engine) {
         let sender = self.sender.clone();
         engine.stop(Box::new(move |stopped| drop(sender.send(Event::Stopped(index, stopped)))));
     }
 
-    /// An engine has stopped, in order or not.
+    /// Handles an engine that has stopped, in order or not.
     fn stopped(&mut self, index: usize, outcome: Result<(), bcached_engine::Error>) -> Result<(), Failure> {
         let failure =
             outcome.as_ref().err().map(|error| engine_error::of_stop(self.not_stopped(index), error));
         if self.is_ending(index) {
-            // Somebody released or replaced it just before, and that is to be kept.
+            // It was released or replaced just before, and that is to be kept.
             self.cache_let_go(index, outcome);
         } else {
             self.end_cache(index);
@@ -195,12 +200,12 @@ impl Supervisor {
         failure.map_or(Ok(()), Err)
     }
 
-    /// It was being stopped before everything was.
+    /// Checks whether the cache was being stopped before the daemon was.
     fn is_ending(&self, index: usize) -> bool {
         matches!(self.shared().table.caches[index].state, CacheState::Ending { .. })
     }
 
-    /// It has answered and does nothing more but return.
+    /// Joins the thread of an engine that has answered and only returns.
     fn end_cache(&self, index: usize) {
         let state = std::mem::replace(&mut self.shared().table.caches[index].state, CacheState::Stopped);
         if let CacheState::Open { thread, .. } | CacheState::Ending { thread } = state {
@@ -208,7 +213,8 @@ impl Supervisor {
         }
     }
 
-    /// Nothing is known to be wrong with it.
+    /// Returns the failure of a stop after which the next start recovers the set. Nothing else is
+    /// known to be wrong with it.
     fn recovers(&self, index: usize, why: &str) -> Failure {
         Failure::new(Kind::Io, self.not_stopped(index)).why(why).next(engine_error::RECOVERS)
     }
@@ -222,7 +228,8 @@ impl Supervisor {
     }
 }
 
-/// A stop waits for operations in flight: a device that hangs is why it takes long, and somebody should know.
+/// Logs the devices that hang. A stop waits for operations in flight, so the user should know why
+/// it takes long.
 fn name_stuck_devices(table: &Table, cache: usize, status: &bcached_engine::Status) {
     let limit = ENGINE_LIMIT.as_secs();
     for told in health::stuck_of(table, cache, status) {

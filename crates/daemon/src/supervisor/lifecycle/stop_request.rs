@@ -1,6 +1,8 @@
-//! A stop that somebody asks for by command: he is told what stays dirty where, and how it ends.
+//! A stop that a user requests by command. The user is told which dirty data stays where, and how
+//! the stop ends.
 //!
-//! The process ends with its last answer: it waits a moment for who asks how the stop has ended.
+//! The process ends after its last answer: it waits a moment for the client that asks how the stop
+//! has ended.
 
 use crate::control_server::{AskStop, AskStopped, Signal};
 use crate::engine_thread::Engine;
@@ -16,41 +18,43 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How long an answer waits for the end: less than the client waits for it.
+/// Longest time that an answer waits for the end: less than the client waits for it.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// How long the process waits for who is to hear how it has ended, and how long an answer may take to go out.
+/// How long the process waits for the client to ask how it has ended, and how long an answer may
+/// take to be sent.
 const HEARS: Duration = Duration::from_secs(2);
 const ANSWERS: Duration = Duration::from_millis(50);
 
-/// How a stop by command has ended. Clones are the same one.
+/// How a stop by command has ended. Clones share it.
 #[derive(Clone, Default)]
 pub struct Ending(Arc<(Mutex<Told>, Condvar)>);
 
 #[derive(Default)]
 struct Told {
-    /// What was there when somebody asked.
+    /// The state when the stop was requested.
     asked: Option<Stopping>,
     ended: Option<Result<(), Failure>>,
-    /// Who was cut off.
+    /// The clients that were cut off.
     cut: Vec<String>,
-    /// What is dirty, since everything has been stopped.
+    /// The dirty data after everything was stopped.
     stays: Vec<DirtyStays>,
     is_heard: bool,
 }
 
 impl Ending {
-    /// Who has open what is about to end, and has not gone.
+    /// Records the clients that still have open what is about to end.
     pub fn cuts(&self, users: Vec<String>) {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner).cut = users;
     }
 
-    /// What the engines have left dirty: write-back went on, and users wrote, while these were waited for.
+    /// Records what the engines have left dirty: write-back went on, and clients wrote, while the
+    /// stop waited for clients.
     pub fn stays(&self, dirty: Vec<DirtyStays>) {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner).stays = dirty;
     }
 
-    /// Everything has been stopped, or not. Waits for who asked, so that he hears it.
+    /// Publishes the outcome of the stop, and waits for the requester to hear it.
     pub fn tell(&self, outcome: &Result<(), Failure>) {
         let (told, rung) = &*self.0;
         let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
@@ -65,7 +69,7 @@ impl Ending {
     }
 }
 
-/// What the control thread calls for a stop.
+/// Returns the control thread's function that requests a stop.
 pub fn stop(
     shared: Arc<Mutex<Shared>>,
     fronts: Fronts,
@@ -88,7 +92,7 @@ pub fn stop(
         if asked.dry_run {
             return Ok(now);
         }
-        // It would end that, and the process that goes on then would have heard of no stop.
+        // A stop would end the hand-over, and the process that goes on then would know of no stop.
         if course.is_under_way() {
             return Err(Failure::new(Kind::Busy, "the daemon cannot be stopped just now")
                 .why("another process takes over from it")
@@ -96,14 +100,14 @@ pub fn stop(
         }
         {
             let mut told = ending.0.0.lock().unwrap_or_else(PoisonError::into_inner);
-            // Who asks again while it goes on hears of the same, and of its first moment.
+            // A repeated request gets the same answer, with the state at the first one.
             if let Some(first) = &told.asked {
                 return Ok(first.clone());
             }
             told.asked = Some(now.clone());
         }
         tracing::info!(event = "stop-asked", uid = crate::supervisor::jobs::user(uid), "stop");
-        // A second signal would cut the waiting short.
+        // A second signal would cut the wait for clients short.
         let is_stopping = shared.lock().unwrap_or_else(PoisonError::into_inner).phase == Phase::Stopping;
         if !is_stopping {
             let _ending = events.send(Event::Signal(Signal::Stop));
@@ -112,7 +116,7 @@ pub fn stop(
     })
 }
 
-/// What it calls to hear how far that is.
+/// Returns the control thread's function that asks how the stop has ended.
 pub fn stopped(ending: Ending) -> AskStopped {
     Box::new(move || {
         let (told, rung) = &*ending.0;
@@ -134,7 +138,7 @@ pub fn stopped(ending: Ending) -> AskStopped {
     })
 }
 
-/// What is dirty in every open cache. Holds no lock while it waits for the engines.
+/// Returns the dirty data in every open cache. Holds no lock while it waits for the engines.
 fn dirty(shared: &Mutex<Shared>) -> Vec<DirtyStays> {
     let engines: Vec<Option<Engine>> = {
         let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
@@ -146,7 +150,7 @@ fn dirty(shared: &Mutex<Shared>) -> Vec<DirtyStays> {
     each.flat_map(|(index, status)| dirty_of(&shared.table, index, &status.volumes)).collect()
 }
 
-/// What is dirty in one cache of volumes with backing devices that are served.
+/// Returns the dirty data in one cache, of served volumes that have backing devices.
 pub fn dirty_of(table: &Table, cache: usize, volumes: &[VolumeInfo]) -> Vec<DirtyStays> {
     let dirty = volumes.iter().filter(|info| info.may_be_dirty() && !info.flash_only);
     let stays = dirty.map(|info| DirtyStays {

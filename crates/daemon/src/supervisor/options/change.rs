@@ -1,8 +1,12 @@
-//! `bcached set` and `unset`: everything is judged. What a device or an engine must say first whether it takes it, a label or a rate, is done
-//! before anything else; then the rest is kept, then done. What is refused has changed nothing.
+//! `bcached set` and `unset`. The steps of a change, in order:
 //!
-//! The control thread asks and waits; the loop acts, as it does on everything else. A value that is to be kept is first
-//! read back as the next start would read it, from the files as they are now: what would stop that start is refused.
+//! 1. Everything is checked. A refused change has changed nothing.
+//! 2. A device or an engine does what only it can accept or refuse: a label or a rate.
+//! 3. The other values are written to the files, and put into force.
+//!
+//! The control thread asks and waits; the loop acts, as it does on everything else. A value that is
+//! to be stored is first read back as the next start would read it, from the current files: what
+//! would stop that start is refused.
 
 use crate::control_server::AskChange;
 use crate::supervisor::jobs;
@@ -28,15 +32,15 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// How long somebody who changes an option waits for it: less than the client waits for an answer. The loop may wait for a
+/// How long a client waits for a change: less than it waits for an answer. The loop may wait for a
 /// device, and a cache mode is written to one.
 const LIMIT: Duration = Duration::from_secs(8);
 
-/// A change that somebody asks for.
+/// A requested change.
 pub struct Asked {
     owner: Owner,
     change: Change,
-    /// Whose process asks.
+    /// The user of the requesting process.
     uid: Option<u32>,
     answer: Sender<Result<Changed, Failure>>,
 }
@@ -51,7 +55,7 @@ impl Asked {
         let _gone = self.answer.send(Err(failure));
     }
 
-    /// Nothing was changed.
+    /// Answers a dry run: nothing was changed.
     fn answer_plan(self, text: &str, changed: Changed) {
         tracing::info!(event = "options-planned", uid = self.user(), "{text}");
         let _gone = self.answer.send(Ok(changed));
@@ -63,33 +67,35 @@ impl Asked {
     }
 }
 
-/// What an engine is to have done before anything else is: it may fail in the end, and then nothing is to be changed.
+/// What an engine has to do before anything else: it may still fail, and then nothing is to be
+/// changed.
 #[derive(Clone, Copy)]
 enum First {
-    /// The label that the device is to have.
+    /// The label to be written to the device.
     Label(Label),
-    /// The rate that write-back is to have at once, in sectors a second.
+    /// The write-back rate to be set at once, in sectors a second.
     Rate(u64),
 }
 
-/// An engine has done that, or could not.
+/// The engine's answer to the first step.
 pub struct Ahead {
     asked: Asked,
     text: String,
     first: First,
-    /// The answer to the whole of it.
+    /// The answer to the whole change.
     changed: Changed,
     outcome: Result<(), Error>,
 }
 
-/// The option that a volume's superblock keeps.
+/// The option that a volume's superblock stores.
 const CACHE_MODE: &str = "cache_mode";
 
-/// What the control thread calls.
+/// The handler for the control thread.
 pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskChange {
     Box::new(move |scope, typed, change, uid| {
         let owner = Owner::find(&shared, scope, Called::by_owner(typed)).inspect_err(|failure| {
-            // Whoever types a name asks for a volume first, and then for a cache.
+            // The client tries a name as a volume first, and then as a cache: no refusal if it is a
+            // cache.
             let is_cache = || Owner::find(&shared, Scope::Cache, Called::by_owner(typed)).is_ok();
             if scope == Scope::Volume && failure.kind == Kind::UnknownName && is_cache() {
                 return;
@@ -114,25 +120,25 @@ pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskChange {
     })
 }
 
-/// What a change comes to, once it is judged.
+/// A checked change.
 struct Plan {
     layers: Layers,
-    /// The file to be written, if it is to say something else.
+    /// The file to be written, if its contents change.
     file: Option<SetFile>,
     first: Option<First>,
-    /// An option is named that a superblock keeps.
+    /// An option is named that a superblock stores.
     is_written: bool,
     changed: Changed,
 }
 
-/// The options that a change names, understood.
+/// The options that a change names, parsed.
 struct Wanted {
     set: BTreeMap<&'static str, Value>,
-    /// Its device keeps it.
+    /// Stored by the device.
     label: Option<Label>,
-    /// It is so for a moment.
+    /// In force for a moment only.
     rate: Option<u64>,
-    /// What the engine says of the volume, if it was asked for that.
+    /// The engine's report of the volume, if it was asked for one.
     now: Option<VolumeInfo>,
     unset: Vec<&'static str>,
     notes: Vec<String>,
@@ -143,10 +149,11 @@ impl Wanted {
         *option == LABEL || self.set.contains_key(option) || self.unset.contains(option)
     }
 
-    /// Sees that the new values fit what else is in force, before a file is named that says so.
+    /// Checks that the new values fit the others in force, before reporting which file is to store
+    /// them.
     fn check_together(&self, layers: &Layers) -> Result<(), Failure> {
         if !self.unset.is_empty() {
-            // What they will be the files say.
+            // The values of unset options come from the files, which are not read yet.
             return Ok(());
         }
         let mut together = layers.clone();
@@ -161,7 +168,7 @@ impl Wanted {
 }
 
 impl Supervisor {
-    /// Does what is asked, and answers when it is done.
+    /// Carries out a change, and answers when it is done.
     pub fn change(&self, asked: Asked) {
         let Some(view) = asked.owner.view(&self.shared().table) else { return };
         let text = asked.change.text(view.display_name());
@@ -173,7 +180,7 @@ impl Supervisor {
         }
     }
 
-    /// Has the engine do what is done first.
+    /// Has the engine do the first step.
     fn go_ahead(&self, asked: Asked, text: String, first: First, changed: Changed) {
         let shared = self.shared();
         let entry = match asked.owner {
@@ -194,7 +201,8 @@ impl Supervisor {
         }
     }
 
-    /// It has, or could not, and nothing is changed. The rest is judged once more: others may have changed something meanwhile.
+    /// Handles the end of the first step. If it failed, nothing is changed. Otherwise the rest is
+    /// checked once more: others may have changed something meanwhile.
     pub fn ahead(&self, ahead: Ahead) {
         let Ahead { mut asked, text, first, changed, outcome } = ahead;
         let Owner::Volume(index) = asked.owner else { return };
@@ -219,7 +227,7 @@ impl Supervisor {
         }
     }
 
-    /// Keeps what is planned, and does it.
+    /// Stores the planned values, and puts them into force.
     fn take_up(&self, asked: Asked, text: &str, plan: Plan) {
         let Plan { layers, file, is_written, changed, .. } = plan;
         if let Err(failure) = file.as_ref().map_or(Ok(()), SetFile::write) {
@@ -229,9 +237,10 @@ impl Supervisor {
         owner.take(&mut self.shared().table, layers);
         tracing::info!(event = "options-changed", uid = asked.user(), "{text}");
         let then = Done::new(move |done| drop(asked.answer.send(done.map(|()| changed))));
-        // First: whoever is answered and looks is to find it in force.
+        // Before the answer: a client that looks after it has to find the values in force.
         self.apply_options();
-        // What is owed of an earlier word is tried again, and is nothing to whoever says something else.
+        // Values of earlier requests that are not in the superblock yet are retried. A client that
+        // sets something else does not wait for that.
         let then = if is_written {
             then
         } else {
@@ -295,11 +304,12 @@ impl Supervisor {
         Ok(Plan { layers, file, first, is_written, changed: Changed { kept_in, ..changed } })
     }
 
-    /// Sees that a superblock can be written for the option: not by a set that has failed, nor to a device that is gone.
+    /// Checks that a superblock can be written for the option: the set has not failed, and the
+    /// device is not gone.
     fn check_writes(&self, view: &View, option: &'static str) -> Result<(), Failure> {
         let engine = view.engine(&self.shared().table);
         let Some(status) = engine.and_then(|engine| engine.status()) else { return Ok(()) };
-        // Who has a set that failed writes its cache mode when the set works again.
+        // With a failed set, the cache mode is written when the set works again.
         let failed = status.failed.as_ref().filter(|_| option != CACHE_MODE);
         let (why, when) = if let Some(why) = failed {
             (format!("the cache has stopped writing ({why})"), "the cache works again")
@@ -318,7 +328,7 @@ impl Supervisor {
             .option(option))
     }
 
-    /// Where values of this volume can be kept, and under which name.
+    /// The file and the name under which values of this volume can be stored.
     pub fn keeps<'a>(&'a self, entry: &'a VolumeEntry) -> Result<(&'a Path, &'a str), Failure> {
         self.keeps_for(Scope::Volume, entry.name.as_ref(), entry.display_name())
     }
@@ -357,7 +367,8 @@ impl Supervisor {
         }
     }
 
-    /// What the files will say of the named options, once `newest` is among them.
+    /// Updates `layers` with what the files will say of the named options once `newest` is among
+    /// them.
     fn reread(
         &self,
         layers: &mut Layers,
@@ -380,7 +391,7 @@ impl Supervisor {
     }
 }
 
-/// How the volume's backing device is gone, if that is known.
+/// How the volume's backing device has gone, if that is known.
 fn gone_from_under(view: &View, status: &Status) -> Option<IoErrorKind> {
     let View::Volume(entry) = view else { return None };
     let VolumeState::Served(info) = &entry.state else { return None };
@@ -389,7 +400,7 @@ fn gone_from_under(view: &View, status: &Status) -> Option<IoErrorKind> {
     last.kind.is_final().then_some(last.kind)
 }
 
-/// Every option and every value that `change` names.
+/// Parses every option and every value that `change` names.
 fn understand(change: &Change, view: &View) -> Result<Wanted, Failure> {
     let mut wanted = Wanted {
         set: BTreeMap::new(),
@@ -461,14 +472,14 @@ fn changeable(name: &str, view: &View) -> Result<&'static Definition, Failure> {
     Ok(option)
 }
 
-/// Each named option, as it is and as it will be.
+/// Describes each named option, as it is and as it will be.
 fn describe(view: &View, layers: &Layers, wanted: &Wanted, change: &Change) -> Changed {
     let scope = view.scope();
     let label = wanted.label.map(|_| &LABEL);
     let named = wanted.set.keys().chain(&wanted.unset).chain(label).filter_map(|name| scope.find(name));
     let changes = named.map(|option| {
         let (was, is) = view.before_and_after(layers, wanted.label, option);
-        // The line may be another, because one above it came or went.
+        // The line may differ because one above it was added or removed.
         let already = (&was.value, &was.origin, &was.file) == (&is.value, &is.origin, &is.file);
         Changing { already, before: was.value, after: is }
     });
@@ -482,7 +493,7 @@ fn describe(view: &View, layers: &Layers, wanted: &Wanted, change: &Change) -> C
     }
 }
 
-/// Of values that cannot be had together.
+/// The failure for values that contradict each other.
 fn not_together(wrong: Contradiction) -> Failure {
     let [one, other] = wrong.options;
     Failure::new(Kind::Usage, "nothing was changed")
@@ -491,7 +502,7 @@ fn not_together(wrong: Contradiction) -> Failure {
         .option(one)
 }
 
-/// Of what cannot be kept.
+/// Adds the hint for values that cannot be stored.
 fn or_for_now(failure: Failure) -> Failure {
     failure.next("nothing was changed; `--runtime` changes it until the daemon stops")
 }

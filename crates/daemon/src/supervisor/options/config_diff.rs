@@ -1,5 +1,5 @@
-//! How what runs differs from what the files say now: somebody has changed them and not reloaded, or has said something to the daemon
-//! that is not kept.
+//! Compares what runs with what the files say now. They differ if the files were changed without a
+//! reload, or if values were set with `--runtime`.
 
 use crate::control_server::AskDifferences;
 use crate::supervisor::options::owner::{Owner, View};
@@ -15,10 +15,10 @@ use bcached_control::sizes::typed;
 use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
 
-/// How long somebody waits: less than the client waits for an answer.
+/// How long the client waits here: less than it waits for an answer.
 const LIMIT: Duration = Duration::from_secs(8);
 
-/// Whoever waits for the answer.
+/// The client that waits for the answer.
 pub type Answer = Sender<Result<Differences, Failure>>;
 
 const RESTART: &str = "the next start";
@@ -29,7 +29,7 @@ const OF_NAME: &str = "the next start, when the volume in a cache alone that is 
 const RUNTIME: &str = "it was set with --runtime: `bcached unset`, or the next start";
 const RELOAD: &str = "a reload, or the next start";
 
-/// What the control thread calls.
+/// The handler for the control thread.
 pub fn ask(events: Sender<Event>) -> AskDifferences {
     Box::new(move || {
         let (answer, answered) = mpsc::channel();
@@ -41,7 +41,7 @@ pub fn ask(events: Sender<Event>) -> AskDifferences {
 }
 
 impl Supervisor {
-    /// Answers.
+    /// Answers the client.
     pub fn differs(&self, answer: &Answer) {
         let _gone = answer.send(self.differences());
     }
@@ -55,7 +55,7 @@ impl Supervisor {
         Ok(Differences { differences })
     }
 
-    /// What a reload of `files` leaves as it is, and what mends that, a sentence each.
+    /// What a reload of `files` leaves unchanged, and what would change it, a sentence each.
     pub fn not_reloaded(&self, files: &Config) -> Vec<String> {
         let all = self.differences_from(files).into_iter();
         let left = all.filter(|difference| difference.mends.starts_with(RESTART));
@@ -70,7 +70,7 @@ impl Supervisor {
                 (None, Some(_)) => None,
             }
         };
-        // Whole sections that are gone are told of as such.
+        // Sections that are gone entirely are reported as such.
         left.filter_map(sentence).collect()
     }
 
@@ -83,7 +83,7 @@ impl Supervisor {
         for (index, cache) in &running {
             let said = files.caches.iter().find(|said| said.name == cache.name);
             let section = format!("cache.{}", cache.display_name());
-            // One that is not there any more is told of as a section.
+            // A cache that is not in the files is reported as a section.
             let Some(said) = said else {
                 found.section(&section, true, RESTART);
                 continue;
@@ -105,7 +105,7 @@ impl Supervisor {
         {
             let Some(view) = Owner::Volume(index).view(&shared.table) else { continue };
             match files.volumes.iter().find(|said| said.name == entry.name) {
-                // Nothing is kept of the options of a volume that lives in its cache alone.
+                // No options of a flash-only volume are stored.
                 _ if entry.is_flash_only() => found.of_options(&view, &Configured::new()),
                 Some(said) => {
                     found.of_volume(entry, said);
@@ -129,7 +129,7 @@ impl Supervisor {
     }
 }
 
-/// The only cache that runs.
+/// The only running cache.
 fn lasting_name<'a>(running: &[(usize, &'a CacheEntry)]) -> Option<&'a str> {
     match running {
         [(_, only)] => only.name.as_deref(),
@@ -162,7 +162,7 @@ impl Found {
         }
     }
 
-    /// A section that runs and is not in the files, or the reverse.
+    /// Adds a section that runs and is not in the files, or the reverse.
     fn section(&mut self, section: &str, runs: bool, mends: &str) {
         let there = |is: bool| is.then(|| "a section".to_owned());
         let (running, files) = (there(runs), there(!runs));
@@ -199,7 +199,7 @@ impl Found {
         self.value("daemon", "stop_timeout", timeout(running), timeout(files), RELOAD);
     }
 
-    /// Certificates are taken up by a reload, but not that there are any.
+    /// A reload takes new certificates, but does not turn TLS on or off.
     fn of_tls(&mut self, running: &Tls, files: &Tls) {
         let mends =
             if running.certificates().is_some() && files.certificates().is_some() { RELOAD } else { RESTART };
@@ -226,7 +226,7 @@ impl Found {
         }
     }
 
-    /// What is in force of each option, and what would be if the files alone said it.
+    /// Compares the options in force with those that would be in force from the files alone.
     fn of_options(&mut self, view: &View, configured: &Configured) {
         let section = match view.scope() {
             Scope::Volume => format!("volume.{}", view.display_name()),
@@ -246,7 +246,8 @@ impl Found {
         }
     }
 
-    /// Which cache it has; where there is only one, saying so or not is the same. `only`: that which runs, and that of the files.
+    /// Compares the cache of a volume. If there is only one, naming it or not is the same. `only`:
+    /// the only running cache, and the only one of the files.
     fn of_cache(&mut self, entry: &VolumeEntry, said: &Volume, only: [Option<&str>; 2]) {
         let (running, files) = (entry.wanted_cache.clone(), said.cache.clone());
         let [runs, says] = only;

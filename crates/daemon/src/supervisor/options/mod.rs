@@ -1,4 +1,4 @@
-//! Options of volumes and caches: what has been said becomes what the engines do; and what `get` shows of it.
+//! Options of volumes and caches: passes requested values to the engines, and shows them for `get`.
 
 pub mod change;
 pub mod config_diff;
@@ -26,7 +26,7 @@ use owner::{Owner, View};
 use pending_settings::Word;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Called once a change is in force, or has failed; perhaps on an engine's thread.
+/// Called once a change is in force, or has failed; possibly on an engine's thread.
 pub struct Done(Box<dyn FnOnce(Result<(), Failure>) + Send>);
 
 impl Done {
@@ -34,19 +34,20 @@ impl Done {
         Self(Box::new(then))
     }
 
-    /// It is so, or has failed.
+    /// Reports the outcome.
     pub fn call(self, outcome: Result<(), Failure>) {
         self.0(outcome);
     }
 
-    /// Nobody waits for it.
+    /// For a change that no client waits for.
     pub fn nobody() -> Self {
         Self::new(drop)
     }
 }
 
 impl Supervisor {
-    /// Tells the engines what has changed of the options, by somebody's word or because quiet hours begin or end.
+    /// Gives the engines the options that have changed, by a request or because quiet hours begin
+    /// or end.
     pub fn apply_options(&self) {
         let mut shared = self.shared();
         let table = &mut shared.table;
@@ -80,7 +81,7 @@ impl Supervisor {
         }
     }
 
-    /// Has the superblock of an open cache say what the files say of it, unless it does.
+    /// Writes the configured settings to the superblock of an open cache, unless they are there.
     pub fn apply_settings(&self, index: usize, done: Done) {
         let mut shared = self.shared();
         let Some(entry) = shared.table.caches.get_mut(index) else { return done.0(Ok(())) };
@@ -111,7 +112,7 @@ impl Supervisor {
         );
     }
 
-    /// The superblock says that, or what it did: then the next reload may try again.
+    /// Settles a pending write of the superblock. After a refusal the next reload may try again.
     pub fn settings_settled(&self, index: usize, word: &Word, is_refused: bool) {
         if let Some(entry) = self.shared().table.caches.get_mut(index)
             && let Some(before) = entry.said_settings.settle(word, is_refused)
@@ -120,8 +121,8 @@ impl Supervisor {
         }
     }
 
-    /// Gives a served volume the cache mode that is asked for, unless it has it. Only what files say goes into the
-    /// superblock; of what was said until the daemon stops nothing may be left there.
+    /// Gives a served volume its requested cache mode, unless it has it. Only a mode from the files
+    /// is written to the superblock; a runtime value must leave nothing there.
     pub fn apply_cache_mode(&self, index: usize, done: Done) {
         let mut shared = self.shared();
         let table = &mut shared.table;
@@ -134,7 +135,8 @@ impl Supervisor {
         let (VolumeState::Served(info), Some(mode)) = (&mut entry.state, wanted) else {
             return done.0(Ok(()));
         };
-        // What the superblock says already is not written there again, which a cache that has failed could not.
+        // A mode that is in the superblock already is not written again: a cache that has failed
+        // could not do it.
         let keep = if kept == Some(mode) { Keep::ForNow } else { keep };
         let is_kept = keep == Keep::ForNow;
         if info.flash_only || (info.mode == mode && is_kept) {
@@ -166,7 +168,7 @@ impl Supervisor {
         engine.set_cache_mode(id, mode, keep, Box::new(answer));
     }
 
-    /// The mode is that, or what it was: then the next reload may try again.
+    /// Settles a pending cache mode. After a refusal the next reload may try again.
     pub fn mode_settled(&self, index: usize, word: &Word, is_refused: bool) {
         let mut shared = self.shared();
         let Some(entry) = shared.table.volumes.get_mut(index) else { return };
@@ -180,7 +182,7 @@ impl Supervisor {
     }
 }
 
-/// The engine of a volume that is served.
+/// The engine of a served volume.
 pub fn served_by(
     entry: &VolumeEntry,
     caches: &[crate::supervisor::table::CacheEntry],
@@ -189,10 +191,10 @@ pub fn served_by(
     Some((caches.get(entry.cache?)?.engine()?, info.clone()))
 }
 
-/// Sees that what was said to the running daemon fits what `config` says.
+/// Checks that runtime values are consistent with `config`.
 ///
 /// # Errors
-/// It does not, of one volume at least.
+/// They are not, for at least one volume.
 pub fn check_with(config: &Config, table: &Table) -> Result<(), Failure> {
     for volume in &config.volumes {
         let entry = table.volumes.iter().find(|entry| entry.name == volume.name);
@@ -209,7 +211,7 @@ pub fn check_with(config: &Config, table: &Table) -> Result<(), Failure> {
 }
 
 impl Table {
-    /// What each volume can be called by, in the order of the table.
+    /// The names by which each volume can be called, in the order of the table.
     pub fn known(&self) -> Vec<Known> {
         let known = |entry: &VolumeEntry| {
             if entry.is_removed() {
@@ -234,12 +236,12 @@ impl Table {
     }
 }
 
-/// The volume that is called `typed`. Looks at files, so it is not for the loop.
+/// Finds the volume called `typed`. Reads files, so it must not run on the loop.
 pub fn resolve(shared: &Mutex<Shared>, typed: &str) -> Result<usize, Failure> {
     resolve_called(shared, Called::by_owner(typed))
 }
 
-/// The same; `None`: a volume of that name is configured and not to be served, or was removed.
+/// The same; `None` if a volume of that name is configured and not to be served, or was removed.
 pub fn resolve_or_gone(shared: &Mutex<Shared>, typed: &str) -> Result<Option<usize>, Failure> {
     let is_gone = {
         let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
@@ -251,12 +253,12 @@ pub fn resolve_or_gone(shared: &Mutex<Shared>, typed: &str) -> Result<Option<usi
     if is_gone { Ok(None) } else { resolve(shared, typed).map(Some) }
 }
 
-/// The same for whoever calls it so.
+/// The same, where `called` also says whether files may be read to resolve the name.
 pub fn resolve_called(shared: &Mutex<Shared>, called: Called<'_>) -> Result<usize, Failure> {
     let typed = called.typed;
     let known = {
         let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
-        // A name of the configuration is never the label of something else.
+        // A name of the configuration is never the label of another volume.
         let unserved =
             shared.config.unserved().map(|name| Known { former: Some(name.to_owned()), ..Known::default() });
         let mut known = shared.table.known();
@@ -276,7 +278,7 @@ pub fn resolve_called(shared: &Mutex<Shared>, called: Called<'_>) -> Result<usiz
     })
 }
 
-/// What the control thread calls for `get`. It holds no lock while it waits for an engine.
+/// The handler for `get` on the control thread. It holds no lock while it waits for an engine.
 pub fn options_of(shared: Arc<Mutex<Shared>>) -> AskOptions {
     Box::new(move |scope, called| {
         let owner = Owner::find(&shared, scope, called)?;
@@ -310,27 +312,28 @@ pub fn options_of(shared: Arc<Mutex<Shared>>) -> AskOptions {
 /// Everything that decides which values are in force.
 pub struct Facts<'a> {
     pub layers: &'a Layers,
-    /// What the engine does.
+    /// The options of the engine.
     options: VolumeOptions,
-    /// How fast dirty data leaves now, if anybody knows.
+    /// The current write-back rate, if known.
     pace: Option<RateInfo>,
-    /// The mode in force, or that of a volume when it is served, if that is known.
+    /// The mode in force, or the one that the volume will be served with, if known.
     mode: Option<CacheMode>,
     label: Option<String>,
 }
 
 impl<'a> Facts<'a> {
-    /// Of a volume of which the engine says `now`, if it says anything.
+    /// The facts of a volume; `now` is the engine's current report of it, if there is one.
     pub fn of(entry: &'a VolumeEntry, now: Option<&VolumeInfo>) -> Self {
         let served = match &entry.state {
             VolumeState::Served(info) => Some(&**info),
             _ => None,
         };
-        // What the engine said when the volume came is old; what it was told since is what has been said.
+        // Without a current report: the one from when the volume came is outdated, but the engine
+        // has been given all requested options since.
         let options = now.map_or_else(|| entry.options.volume_options(|| 0), |now| now.options);
         let pace = now.filter(|now| now.attached && !now.flash_only).map(|now| now.writeback_rate);
         let now = now.or(served);
-        // Of one that nobody serves it is what it will have.
+        // The mode that a volume will have that is not served.
         let coming = || entry.options.cache_mode().or(entry.kept_mode);
         Self {
             layers: &entry.options,
@@ -352,7 +355,7 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// An option as it is.
+    /// The option as it is.
     pub fn show(&self, option: &'static Definition) -> Shown {
         let said = self.layers.said(option.name);
         let value = match option.place {
@@ -361,7 +364,7 @@ impl<'a> Facts<'a> {
                 Some(pace) => Some(pace.rate.map_or(Value::None, Value::Rate)),
                 None => option.default(),
             },
-            // No option of a volume is there.
+            // No option of a volume is stored there.
             Place::Set { .. } | Place::Kept { .. } => None,
             Place::QuietHours => said.map(|(value, _)| value.clone()).or(option.default()),
             Place::Label => self.label.clone().map(Value::Text),
@@ -372,7 +375,7 @@ impl<'a> Facts<'a> {
         };
         let mut shown = shown::shown(option, value.as_ref());
         let is_kept = matches!(option.place, Place::Label | Place::CacheMode);
-        // What was asked for and is not in force is not whose word counts.
+        // A requested value that is not in force is not the origin of the one shown.
         let said = said.filter(|(asked, _)| value.as_ref() == Some(asked));
         if said.is_none() && is_kept {
             "superblock".clone_into(&mut shown.origin);

@@ -1,4 +1,4 @@
-//! Whose options somebody looks at or changes: a volume's or a cache's.
+//! The owner of options that are read or changed: a volume or a cache.
 
 use crate::engine_thread::Engine;
 use crate::supervisor::Shared;
@@ -13,39 +13,39 @@ use bcached_engine::{Options, Settings};
 use bcached_format::Label;
 use std::sync::{Mutex, PoisonError};
 
-/// What the device of a volume keeps, or the table of its cache.
+/// Stored by a volume's device, or in the volume table of its cache.
 pub const LABEL: &str = "label";
 
-/// One of them, by its place in the table.
+/// A volume or a cache, by its index in the table.
 #[derive(Clone, Copy, Debug)]
 pub enum Owner {
     Volume(usize),
     Cache(usize),
 }
 
-/// It as it is at one moment.
+/// A snapshot of a volume or a cache.
 pub enum View {
     Volume(Box<VolumeEntry>),
     Cache(CacheView),
 }
 
-/// A cache as it is at one moment.
+/// A snapshot of a cache.
 #[derive(Clone)]
 pub struct CacheView {
     index: usize,
-    /// `None` until its device tells.
+    /// `None` until its device has been read.
     name: Option<String>,
     display_name: String,
     layers: Layers,
-    /// What its superblock says; `None`: nobody has looked.
+    /// The settings in its superblock; `None` if it has not been read.
     kept: Option<Settings>,
 }
 
 impl Owner {
-    /// Who is called so. May look at files, so it is not for the loop.
+    /// Finds the volume or cache of this name. May read files, so it must not run on the loop.
     ///
     /// # Errors
-    /// Nobody, or several.
+    /// There is none, or several.
     pub fn find(shared: &Mutex<Shared>, scope: Scope, called: Called<'_>) -> Result<Self, Failure> {
         match scope {
             Scope::Volume => resolve_called(shared, called).map(Self::Volume),
@@ -53,7 +53,7 @@ impl Owner {
         }
     }
 
-    /// It as it is now; `None`: there is no such.
+    /// A snapshot of the owner; `None` if it does not exist.
     pub fn view(self, table: &Table) -> Option<View> {
         Some(match self {
             Self::Volume(index) => View::Volume(Box::new(table.volumes.get(index)?.clone())),
@@ -61,7 +61,7 @@ impl Owner {
         })
     }
 
-    /// Takes over what was said.
+    /// Stores the requested values in the table.
     pub fn take(self, table: &mut Table, layers: Layers) {
         match self {
             Self::Volume(index) => table.volumes[index].options = layers,
@@ -82,7 +82,7 @@ impl CacheView {
         Self { layers: layers.clone(), kept: Some(kept), ..self.clone() }
     }
 
-    /// The options of which its superblock is to say something else, with `layers` in force.
+    /// The options whose values in its superblock would change if `layers` were in force.
     fn would_write(&self, layers: &Layers) -> Vec<&'static str> {
         let (Some(before), Some(after)) = (self.kept, self.with(layers).kept) else { return Vec::new() };
         let differs = |option: &&Definition| match option.place {
@@ -108,7 +108,7 @@ impl View {
         }
     }
 
-    /// As in the configuration.
+    /// The name in the configuration.
     pub const fn name(&self) -> Option<&String> {
         match self {
             Self::Volume(entry) => entry.name.as_ref(),
@@ -123,7 +123,7 @@ impl View {
         }
     }
 
-    /// Who writes its superblock, if anybody does now.
+    /// The engine that writes the superblock, if there is one now.
     pub fn engine(&self, table: &Table) -> Option<Engine> {
         match self {
             Self::Volume(entry) => served_by(entry, &table.caches).map(|(engine, _)| engine),
@@ -131,7 +131,8 @@ impl View {
         }
     }
 
-    /// The options that nothing but a working cache can keep and that are to be something else, with `layers` in force, and this label.
+    /// The changed options that only a working cache or device can store, if `layers` and `label`
+    /// were in force.
     pub fn would_write(&self, layers: &Layers, label: Option<Label>) -> Vec<&'static str> {
         match self {
             Self::Cache(cache) => cache.would_write(layers),
@@ -156,7 +157,7 @@ impl View {
     }
 }
 
-/// An option of a cache. Its engine has been told of what was said, or will be when it opens.
+/// An option of a cache. Its engine has been given the requested values, or will be when it opens.
 pub fn of_cache(cache: &CacheView, option: &'static Definition) -> Shown {
     let mut options = Options::default();
     cache.layers.apply_to_cache(&mut options);
@@ -179,14 +180,14 @@ pub fn of_cache(cache: &CacheView, option: &'static Definition) -> Shown {
 /// Which caches may be meant.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Among {
-    /// Also what one was before it became another device, until that is let go of.
+    /// Also the former device of a replaced cache, until it is released.
     All,
-    /// Those that are to stay, and that volumes can come to.
+    /// Those that stay, and that volumes can be attached to.
     Lasting,
 }
 
-/// The cache that is called so: by its name, its set's UUID (or the beginning of it), or its device. May look at files, so it is not for
-/// the loop.
+/// Finds the cache with this name, set UUID (or the beginning of one) or device. May read files, so
+/// it must not run on the loop.
 pub fn resolve_cache(shared: &Mutex<Shared>, called: Called<'_>, among: Among) -> Result<usize, Failure> {
     let (indices, known): (Vec<usize>, Vec<names::Known>) = {
         let table = &shared.lock().unwrap_or_else(PoisonError::into_inner).table;
@@ -214,7 +215,7 @@ pub fn resolve_cache(shared: &Mutex<Shared>, called: Called<'_>, among: Among) -
     })
 }
 
-/// No cache is called so, of those that there are.
+/// The failure: none of the existing caches has this name.
 pub fn no_cache(typed: &str, names: &[String]) -> Failure {
     let failure = Failure::new(Kind::UnknownName, format!("no cache is called `{typed}`"));
     if names.is_empty() {

@@ -1,15 +1,17 @@
-//! What an engine was asked to have a superblock say, and has not answered: the table says it already, so that who asks for the same finds
-//! it done. What is refused is taken back, and no more than that: somebody may have said another word meanwhile, and that counts.
+//! Values that an engine was asked to write to a superblock, or to put into force, and has not
+//! answered. The table shows such a value at once, so that a repeated request finds it done. If the
+//! engine refuses it, the table goes back to the previous value, unless a newer request has been
+//! made meanwhile: that one counts.
 
 use bcached_engine::Settings;
 use bcached_format::CacheMode;
 use std::sync::Arc;
 
-/// One word. Clones are the same one.
+/// One request. Clones are the same request.
 #[derive(Clone, Debug, Default)]
 pub struct Word(Arc<()>);
 
-/// Words that are not settled, the oldest first, each with what counted before it.
+/// Requests that are not settled, the oldest first, each with the value before it.
 #[derive(Clone, Debug)]
 pub struct Words<T>(Vec<(Word, T)>);
 
@@ -20,28 +22,29 @@ impl<T> Default for Words<T> {
 }
 
 impl<T> Words<T> {
-    /// A word takes the place of `before`.
+    /// Records a request that replaces the value `before`.
     pub fn say(&mut self, word: &Word, before: T) {
         self.0.push((word.clone(), before));
     }
 
-    /// Those that are not settled, the oldest first.
+    /// The requests that are not settled, the oldest first.
     #[cfg(test)]
     pub fn open(&self) -> Vec<Word> {
         self.0.iter().map(|(word, _)| word.clone()).collect()
     }
 
-    /// The word holds, or was refused. What counts from now on, if that has changed.
+    /// Settles a request, as done or refused. Returns the value in force from now on if that has
+    /// changed.
     pub fn settle(&mut self, word: &Word, is_refused: bool) -> Option<T> {
         let at = self.0.iter().position(|(open, _)| Arc::ptr_eq(&open.0, &word.0))?;
         if !is_refused {
-            // Those before it count no more, however they end.
+            // Older requests no longer matter, however they end.
             self.0.drain(..=at);
             return None;
         }
         let (_, before) = self.0.remove(at);
         match self.0.get_mut(at) {
-            // If the next one is refused, too, it does not come back to this one.
+            // If the next request is refused, too, the value does not fall back to this one.
             Some((_, before_next)) => {
                 *before_next = before;
                 None
@@ -51,22 +54,23 @@ impl<T> Words<T> {
     }
 }
 
-/// Of the cache mode of a volume.
+/// Pending cache modes of a volume.
 #[derive(Clone, Debug, Default)]
 pub struct OfMode {
     pub in_force: Words<CacheMode>,
-    /// In its superblock.
+    /// Those to be written to its superblock.
     pub kept: Words<Option<CacheMode>>,
 }
 
-/// Of what the superblock of a cache says.
+/// Pending settings of a cache's superblock.
 pub type OfSettings = Words<Settings>;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// What was in force before the second word was the first one, which had been refused.
+    /// Regression: after two refusals the value went back to the first request, which had been
+    /// refused itself.
     #[test]
     fn two_words_that_are_refused_leave_what_was_before_both() {
         let (mut words, first, second) = (Words::default(), Word::default(), Word::default());

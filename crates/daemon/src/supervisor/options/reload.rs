@@ -1,5 +1,6 @@
-//! The files are read again: by a reload, and by whoever keeps something in `99-set.toml` by which the daemon has other caches or volumes than
-//! before. Either way what was read is taken over whole, so that all that runs is from one reading. What has to wait for the next start stays as it is.
+//! Reads the files again: for a reload, and after a change of `99-set.toml` that adds or removes
+//! caches or volumes. Either way the whole configuration is replaced, so that everything in force
+//! is from one reading. What only a start can change stays as it is until the next one.
 
 use crate::supervisor::Supervisor;
 use crate::supervisor::options::{Done, check_with};
@@ -11,7 +12,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 impl Table {
-    /// Takes over what is new in `config`; the names of what is not in it any more.
+    /// Adopts what is new in `config`. Returns the names of what is no longer in it.
     pub fn adopt(&mut self, config: &Config) -> BTreeSet<String> {
         let mut gone = BTreeSet::new();
         for cache in &config.caches {
@@ -34,13 +35,14 @@ impl Table {
                 Some(place) if self.volumes[place].is_removed() => {
                     let number = self.number_of(volume, Some(self.volumes[place].number), config);
                     let entry = &mut self.volumes[place];
-                    // What was said until the daemon stops holds when it comes back; another device is another volume.
+                    // Runtime values apply again when the volume comes back. On another device it
+                    // is another volume.
                     let is_back = entry.backing.as_ref() == Some(&volume.backing);
                     let said = std::mem::take(&mut entry.options.runtime);
                     *entry = VolumeEntry::numbered(volume, number);
                     entry.options.runtime = Some(said).filter(|_| is_back).unwrap_or_default();
                 }
-                // A section is of a device: it is not of what has its name and lives in a cache alone.
+                // A section describes a device, not a flash-only volume that has its name.
                 Some(place) if self.volumes[place].is_flash_only() => {}
                 Some(place) => self.volumes[place].options.configured = volume.options.clone(),
             }
@@ -76,7 +78,7 @@ impl Supervisor {
         }
     }
 
-    /// Whether there is TLS at all stays as it is until the next start.
+    /// Reads the certificates. Whether there is TLS at all stays as it is until the next start.
     pub fn read_certificates(&self, files: &Config) -> Result<Option<(Certificates, nbd::Tls)>, Failure> {
         let Some(certificates) = files.places.tls.certificates() else { return Ok(None) };
         let tls = certificates.read()?;
@@ -90,7 +92,8 @@ impl Supervisor {
         self.set_config(config);
     }
 
-    /// What the files say, with `file` as it is to be. It fits what was said to the running daemon.
+    /// Reads the files, with `file` in its new form. Checks that they are consistent with the
+    /// runtime values.
     pub fn read_with(&self, file: Option<&SetFile>) -> Result<Config, Failure> {
         let text = file.map(SetFile::text);
         let config = Config::load_with(&self.line, text.as_deref())?;
@@ -98,8 +101,8 @@ impl Supervisor {
         Ok(config)
     }
 
-    /// New caches and volumes are served, changed options take effect. What is no longer configured stays until the next start, and so does
-    /// what cannot be changed before that: the log says so of each.
+    /// Serves new caches and volumes, and applies changed options. What is no longer configured
+    /// stays until the next start, and so does what cannot be changed before that; each is logged.
     pub fn take_over(&mut self, config: Config) {
         for told in self.not_reloaded(&config) {
             tracing::warn!(event = "reload-kept", "{told}");
@@ -114,15 +117,15 @@ impl Supervisor {
         self.apply_all();
     }
 
-    /// What the files say, but for what only a start can change.
+    /// The new files, except for what only a start can change.
     fn within_what_runs(&self, files: Config) -> Config {
         let Config { control, memory_bytes, memory_is_said, places, ways, metrics, .. } =
             (*self.config).clone();
         Config { control, memory_bytes, memory_is_said, places, ways, metrics, ..files }
     }
 
-    /// What this process goes on with if nobody takes over from it: what was set and added since the start stands in the files. If they
-    /// cannot be read now it is what it read last.
+    /// The configuration for continuing after a failed hand-over. What was set and added since the
+    /// start is in the files. If they cannot be read now, the last one read is used.
     pub fn config_to_go_on_with(&self) -> Config {
         match self.read_with(None) {
             Ok(files) => self.within_what_runs(files),
@@ -138,7 +141,7 @@ impl Supervisor {
         self.shared().config = Arc::clone(&self.config);
     }
 
-    /// What the files say of options takes effect.
+    /// Puts the options of the files into force.
     fn apply_all(&self) {
         self.apply_options();
         let (volumes, caches) = {
@@ -154,7 +157,7 @@ impl Supervisor {
     }
 }
 
-/// The log is told what a person should know of a configuration that is right.
+/// Logs warnings about a valid configuration.
 pub fn warn_of(config: &Config) {
     for (event, sentence) in config.warnings() {
         tracing::warn!(event, "{sentence}");

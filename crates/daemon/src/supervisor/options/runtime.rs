@@ -1,4 +1,5 @@
-//! What was said with `--runtime` to the daemon before, for the one that has taken over.
+//! Passes runtime values (set with `--runtime`) from the previous daemon to the one that has taken
+//! over.
 
 use crate::supervisor::table::{CacheEntry, Table, VolumeEntry};
 use bcached_config::Config;
@@ -6,10 +7,11 @@ use bcached_config::options::Scope;
 use bcached_config::options::runtime::{Said, Whose};
 use std::collections::BTreeMap;
 
-/// Of volumes that are not known before their cache is open, by their UUIDs.
+/// Runtime values of volumes that are unknown until their cache is open, by UUID.
 pub type SaidOfLodgers = BTreeMap<String, Said>;
 
-/// Whose that is what is said of a volume. Nobody's if it is not known by what it will be known again.
+/// The owner of a volume's runtime values; `None` if the volume has nothing by which it will be
+/// recognised.
 fn whose(entry: &VolumeEntry) -> Option<Whose> {
     Some(match &entry.backing {
         Some(backing) => Whose::Volume { name: entry.name.clone(), backing: backing.clone() },
@@ -18,7 +20,7 @@ fn whose(entry: &VolumeEntry) -> Option<Whose> {
 }
 
 impl Table {
-    /// All that was said, of whatever is there.
+    /// All runtime values of the caches and volumes in the table.
     pub fn said(&self) -> Vec<Said> {
         let caches = self.caches.iter().filter(|entry| entry.is_real()).filter_map(|entry| {
             let whose = Whose::Cache { name: entry.name.clone(), device: entry.device.clone() };
@@ -29,7 +31,7 @@ impl Table {
         caches.chain(volumes).collect()
     }
 
-    /// As [`Table::of`], with what was said to the process before, which is not there any more.
+    /// As [`Table::of`], with the runtime values of the previous process, which has ended.
     pub fn with_said(config: &Config, strict: bool, said: &[Said]) -> Self {
         let mut table = Self::of(config, strict);
         for said in said {

@@ -1,4 +1,5 @@
-//! The rate of write-back that somebody says: the engine's controller has the next word, so it is kept nowhere.
+//! A requested write-back rate. It is stored nowhere, because the engine's controller soon sets its
+//! own.
 
 use crate::supervisor::Supervisor;
 use crate::supervisor::options::Facts;
@@ -14,7 +15,7 @@ use bcached_engine::{Error, VolumeInfo};
 /// The option.
 pub const NAME: &str = "writeback_rate";
 
-/// The rate that is typed so, in sectors a second.
+/// Reads the requested rate, in sectors a second.
 pub fn read(option: &Definition, value: &Value, runtime: bool) -> Result<u64, Failure> {
     let Value::Rate(rate) = value else { unreachable!("it is the kind of {}", option.name) };
     if runtime {
@@ -26,14 +27,14 @@ pub fn read(option: &Definition, value: &Value, runtime: bool) -> Result<u64, Fa
         .option(NAME))
 }
 
-/// The refusal to take back what is said.
+/// The refusal to unset the option.
 pub fn not_said() -> Failure {
     Failure::new(Kind::Usage, format!("cannot unset {NAME}"))
         .why("nobody says it but the engine, every writeback_rate_update_seconds")
         .option(NAME)
 }
 
-/// The option as the engine says that it is, and as it will be for a moment.
+/// Describes the option as the engine reports it, and as it will be for a moment.
 pub fn describe(view: &View, now: Option<&VolumeInfo>, rate: u64) -> Option<Changing> {
     let (option, View::Volume(entry)) = (Scope::Volume.find(NAME)?, view) else { return None };
     let was = Facts::of(entry, now).show(option);
@@ -44,7 +45,8 @@ pub fn describe(view: &View, now: Option<&VolumeInfo>, rate: u64) -> Option<Chan
 }
 
 impl Supervisor {
-    /// Sees that something is written back of the volume, at some rate; what the engine says of it, if that answers.
+    /// Checks that dirty data of the volume can be written back, so that it has a rate. Returns the
+    /// engine's report of the volume, if it answers.
     pub fn check_paced(&self, view: &View) -> Result<Option<VolumeInfo>, Failure> {
         let View::Volume(entry) = view else { return Ok(None) };
         let refused = |kind, why: String| {
@@ -69,7 +71,7 @@ impl Supervisor {
         }
     }
 
-    /// The engine has taken it, or not.
+    /// Handles the engine's answer: it has set the rate, or failed.
     pub fn paced(&self, volume: usize, outcome: Result<(), Error>) -> Result<(), Failure> {
         outcome.map_err(|error| {
             let name = self.shared().table.volumes[volume].display_name().to_owned();

@@ -1,4 +1,5 @@
-//! What devices do wrong, in sentences: a user must learn from the log and from `status` which device fails or hangs.
+//! The troubles of devices, in sentences. A user must learn from the log and from `status` which
+//! device fails or hangs.
 
 use crate::engine_error;
 use crate::supervisor::table::Table;
@@ -11,44 +12,45 @@ use bcached_engine::{
 use bcached_env::IoErrorKind;
 use std::time::Duration;
 
-/// A device that has not answered for so long is worth a word.
+/// A device that has not answered for so long is reported.
 pub const SLOW: Duration = Duration::from_secs(5);
 
-/// A device that has done everything for so long is trusted again, if it has done enough meanwhile: as many operations as
-/// had failed, of which so many are enough.
+/// A device that has had no error for so long is trusted again, if enough operations have succeeded
+/// meanwhile: as many as had failed, or [`TRUSTED_SUCCESSES`] if those were more.
 const TRUSTED_AFTER: Duration = Duration::from_secs(60);
 const TRUSTED_SUCCESSES: u64 = 16;
 
-/// What has been said of a device.
+/// What was logged of a device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Said {
-    /// So many had failed when that was said.
+    /// The number of failed operations when that was logged.
     errors: u64,
     is_stuck: bool,
     is_bad: bool,
 }
 
-/// Something new about a device, for the log.
+/// A change of a device's health, for the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum News {
-    /// Operations failed, or it does not answer.
+    /// Operations failed, or the device does not answer.
     Bad(String),
-    /// It answers again.
+    /// The device answers again.
     Good(String),
 }
 
-/// The device's last error is long ago, and it has done well since.
+/// Checks whether the device's last error is long ago, and enough operations have succeeded since.
 fn is_trusted(health: &DiskHealth) -> bool {
     let enough = health.errors.min(TRUSTED_SUCCESSES);
     health.since_error >= TRUSTED_AFTER && health.successes_since >= enough
 }
 
-/// What is wrong with `device` now; `None` if nothing is, or nothing is any more.
+/// Returns what is wrong with `device` now, or `None` if nothing is, or no longer.
 pub fn sentence(device: &str, health: &DiskHealth) -> Option<String> {
     if let Some(told) = stuck(device, health) {
         return Some(told);
     }
-    // However long ago: nothing has been read from it or written to it since.
+    // This holds however long ago it was: nothing has been read from the device or written to it
+    // since.
     if let Some(IoErrorKind::Shrunk { expected, found }) = health.last_error.map(|last| last.kind) {
         return Some(format!(
             "{device} has become shorter: {found} instead of {expected} sectors; nothing is read from it or written to \
@@ -66,38 +68,39 @@ pub fn sentence(device: &str, health: &DiskHealth) -> Option<String> {
     })
 }
 
-/// What helps a device that has no room for a write, and is well.
+/// The advice for a device that is well but has no room for a write.
 const MAKE_ROOM: &str = "make room on the file system, or in the pool, below it";
 
-/// What has failed last lacked room, below a file or a volume.
+/// Checks whether the last failure was a lack of room below a file or a volume.
 fn is_full(health: &DiskHealth) -> bool {
     health.last_error.is_some_and(|last| last.kind == IoErrorKind::NoSpace)
 }
 
-/// Since when `device` does not answer, if it does not.
+/// Returns for how long `device` has not answered, if it does not.
 pub fn stuck(device: &str, health: &DiskHealth) -> Option<String> {
     silent(device, health, SLOW)
 }
 
-/// The same if that is for so long.
+/// Returns the same as [`stuck`], with the limit `least`.
 fn silent(device: &str, health: &DiskHealth, least: Duration) -> Option<String> {
     let (seconds, waiting) = (health.longest_wait.as_secs(), health.waiting);
     (health.longest_wait >= least)
         .then(|| format!("{device} has not answered for {seconds} s; operations that wait for it: {waiting}"))
 }
 
-/// The same of all devices of a cache, its own first.
+/// Returns which devices of a cache have not answered for `least`, its own first.
 pub fn silent_of(table: &Table, cache: usize, status: &Status, least: Duration) -> Vec<String> {
     let devices = table.devices_of(cache, status);
     devices.iter().filter_map(|(device, found)| silent(device, found, least)).collect()
 }
 
-/// As [`stuck`].
+/// Returns which devices of a cache do not answer, with the limit of [`stuck`].
 pub fn stuck_of(table: &Table, cache: usize, status: &Status) -> Vec<String> {
     silent_of(table, cache, status, SLOW)
 }
 
-/// Why a set has stopped writing, and what that means. `given_up` says what is void because its device may have lost it.
+/// Returns why a set has stopped writing, and what that means. `given_up` names the data that is
+/// void because the device may have lost it.
 pub fn stopped(error: &Error, given_up: &str) -> String {
     let mend = if engine_error::is_full(error) {
         "free space on the file system below the device"
@@ -111,7 +114,7 @@ pub fn stopped(error: &Error, given_up: &str) -> String {
         }
     };
     let then = match error {
-        // Whatever could not be done: nobody has to do anything but connect it.
+        // Whatever failed: the device only has to be connected again.
         Error::Io { source, .. } if source.kind == IoErrorKind::Gone => {
             format!("it is opened again when it is back{}", without(""))
         }
@@ -128,7 +131,7 @@ pub fn stopped(error: &Error, given_up: &str) -> String {
     )
 }
 
-/// Nodes of the index that cannot be read, by what that costs. `name` gives a volume its name.
+/// Reports index nodes that cannot be read, and the data that this affects. `name` names a volume.
 pub fn unreadable(nodes: &[UnreadableNode], name: impl Fn(VolumeId) -> String) -> Option<String> {
     let what = damaged(nodes)?;
     let parts: Vec<_> = nodes
@@ -143,13 +146,13 @@ pub fn unreadable(nodes: &[UnreadableNode], name: impl Fn(VolumeId) -> String) -
     })
 }
 
-/// Where a node is, and what was met there: for the log, and for who asks for details.
+/// Returns where a node is and what its error was, for the log and for a detailed status.
 pub fn in_detail(node: &UnreadableNode) -> String {
     let UnreadableNode { bucket, sector, level, error, .. } = node;
     format!("btree node in bucket {bucket}, sector {sector}, level {level}: {error}")
 }
 
-/// What has happened to them; `None`: there are none.
+/// Returns what has happened to the nodes, or `None` if there are none.
 fn damaged(nodes: &[UnreadableNode]) -> Option<String> {
     let is_damaged = nodes.iter().any(|node| matches!(node.error, Error::Node { .. }));
     let state = if is_damaged { "damaged" } else { "unreadable" };
@@ -164,7 +167,7 @@ fn in_bytes(part: &Covered) -> String {
     human_range(part.start * 512, part.end * 512)
 }
 
-/// What of the volume cannot be found in the cache, because `nodes` cannot be read.
+/// Returns which data of the volume cannot be found in the cache because `nodes` cannot be read.
 fn without_index(info: &VolumeInfo, nodes: &[UnreadableNode]) -> Option<String> {
     let covers = |node: &UnreadableNode| node.covers.iter().any(|part| part.volume == info.id);
     let nodes: Vec<_> = nodes.iter().filter(|node| covers(node)).cloned().collect();
@@ -175,7 +178,7 @@ fn without_index(info: &VolumeInfo, nodes: &[UnreadableNode]) -> Option<String> 
     Some(format!("{what}; {} of it {are} unreadable from the cache", parts.join(", ")))
 }
 
-/// What becomes of a volume whose cache has stopped writing because of `error`.
+/// Returns what happens to a volume whose cache has stopped writing because of `error`.
 fn without_cache(info: &VolumeInfo, error: &Error, is_over: bool) -> String {
     let is_needed = info.flash_only || info.may_be_dirty();
     let what = match info.options.on_cache_error {
@@ -194,12 +197,12 @@ fn without_cache(info: &VolumeInfo, error: &Error, is_over: bool) -> String {
     format!("its cache has stopped writing: {what}")
 }
 
-/// Where write-back meets trouble first.
+/// Returns the first place where write-back fails.
 pub fn range(trouble: &WritebackTrouble) -> String {
     format!("sectors {} to {}", trouble.sector, trouble.sector + trouble.sectors)
 }
 
-/// What else stands on the list of ranges.
+/// Returns what else is on the list of ranges that cannot be written back.
 fn others(unwritable: &Unwritable) -> String {
     match unwritable.ranges {
         0 | 1 => String::new(),
@@ -207,7 +210,7 @@ fn others(unwritable: &Unwritable) -> String {
     }
 }
 
-/// What becomes of requests that need the backing device of a volume, which is gone.
+/// Returns what happens to requests that need a volume's backing device, which is gone.
 fn without_backing(info: &VolumeInfo, is_over: bool) -> Option<String> {
     info.backing_health?.last_error.filter(|last| last.kind.is_final())?;
     Some(match info.options.on_backing_error {
@@ -224,7 +227,7 @@ fn without_backing(info: &VolumeInfo, is_over: bool) -> Option<String> {
     })
 }
 
-/// A cache whose device has failed so often that it takes nothing more.
+/// Reports a cache whose device has failed so often that nothing is added to it.
 pub fn failing(errors: u64, health: &DiskHealth) -> String {
     let next = if is_full(health) { MAKE_ROOM } else { "replace the device" };
     format!(
@@ -238,7 +241,7 @@ pub fn failing(errors: u64, health: &DiskHealth) -> String {
 pub struct SetTrouble<'a> {
     /// Why it has stopped writing.
     pub failed: Option<&'a Error>,
-    /// Its device has failed so often that it takes nothing more.
+    /// Its device has failed so often that nothing is added to it.
     pub failing: Option<(u64, &'a DiskHealth)>,
     /// Nodes that cannot be read.
     pub nodes: &'a [UnreadableNode],
@@ -246,7 +249,8 @@ pub struct SetTrouble<'a> {
     pub waited_out: &'a [WaitedOut],
 }
 
-/// Why a served volume is not as it should be, and what works. `backing` is its backing device as configured.
+/// Returns why a served volume is degraded, and what still works. `backing` is its backing device
+/// as configured.
 pub fn degraded(info: &VolumeInfo, set: SetTrouble<'_>, backing: Option<&str>) -> Option<String> {
     let SetTrouble { failed, failing, nodes, waited_out } = set;
     let over = waited_out.iter().find(|over| over.volume == info.id);
@@ -268,13 +272,13 @@ pub fn degraded(info: &VolumeInfo, set: SetTrouble<'_>, backing: Option<&str>) -
     (!told.is_empty()).then(|| told.join("; "))
 }
 
-/// What is new since the last look.
+/// Returns what is new since the last look.
 pub fn news(device: &str, health: &DiskHealth, said: &mut Said) -> Option<News> {
     let is_stuck = health.longest_wait >= SLOW;
     let is_bad = health.errors > 0 && !is_trusted(health);
     let before = std::mem::replace(said, Said { is_stuck, is_bad, ..*said });
-    // What is tried again and again fails again and again: that a device is bad is said once, and then each time that twice as much
-    // has failed.
+    // Retries fail again and again. That a device is bad is therefore logged once, and then each
+    // time the number of failures has doubled.
     let worth_saying = if before.is_bad { 2 * before.errors } else { before.errors + 1 };
     if is_stuck && !before.is_stuck || health.errors >= worth_saying.max(1) {
         said.errors = health.errors;
@@ -294,7 +298,7 @@ mod tests {
     use bcached_env::{DiskId, IoError};
     use bcached_format::{BackingState, CacheMode, Label, Uuid};
 
-    /// A volume whose device fails, or whose cache writes nothing, was "served" like any other.
+    /// A volume whose device fails, or whose cache writes nothing, is reported as degraded.
     #[test]
     fn a_degraded_volume_says_what_works() {
         let mut info = VolumeInfo {
@@ -358,7 +362,7 @@ mod tests {
         told_of_nodes(&info);
     }
 
-    /// Nodes of the index that cannot be read.
+    /// Index nodes that cannot be read are reported.
     fn told_of_nodes(info: &VolumeInfo) {
         let part = |volume, start| Covered { volume: VolumeId(volume), start, end: start + 8 };
         let covers = vec![part(0, 64), part(1, 0)];
@@ -375,7 +379,7 @@ mod tests {
         );
     }
 
-    /// Dirty data that cannot be written back.
+    /// Dirty data that cannot be written back is reported.
     fn told_of_places(info: &mut VolumeInfo) {
         let told = |info: &VolumeInfo| degraded(info, SetTrouble::default(), None).unwrap_or_default();
         info.writeback_trouble = Some(WritebackTrouble { sector: 16, sectors: 8, error: Error::LostWrites });
@@ -389,9 +393,9 @@ mod tests {
         assert!(several.contains("16 to 24 and of 2 other ranges, 12 KiB in all, cannot"), "{several}");
     }
 
-    /// What else may become of a volume with dirty data.
+    /// The other policies for a volume with dirty data are reported.
     fn told_by_policy(info: &VolumeInfo, error: &Error) {
-        // Nobody waits for ever, and then `status` must not say that somebody does.
+        // After the limit no request waits any more, and `status` must not say that one does.
         let waited_out = [WaitedOut { volume: info.id, cache: true, backing: false }];
         let set = SetTrouble { failed: Some(error), waited_out: &waited_out, ..SetTrouble::default() };
         let over = degraded(info, set, None).unwrap_or_default();
@@ -407,7 +411,7 @@ mod tests {
         let not_permitted = told(OnError::ReadOnly, error);
         assert!(not_permitted.ends_with("reads go on, writes are not permitted"), "{not_permitted}");
         assert!(told(OnError::Fail, error).ends_with("writes are refused"));
-        // What was not flushed may be gone: nothing comes back by itself.
+        // Data that was not flushed may be lost: the set does not come back by itself.
         let source = IoError { kind: IoErrorKind::Io, disk: DiskId(0), sector: 0 };
         let flush = Error::Io { doing: bcached_engine::Doing::CacheFlush, source };
         assert!(told(OnError::Freeze, &flush).ends_with("writes are refused"));
@@ -418,7 +422,8 @@ mod tests {
                       flushed: up to 4 KiB of tank";
         assert!(told.ends_with(wanted), "{told}");
         let source = IoError { kind: IoErrorKind::Gone, ..source };
-        // Nor has anybody to start anything for one that was pulled, whether a flush met that or another operation.
+        // Nothing has to be started for a device that was pulled, either, no matter whether a flush
+        // or another operation failed.
         for doing in [bcached_engine::Doing::Journal, bcached_engine::Doing::CacheFlush] {
             let gone = |given_up| stopped(&Error::Io { doing, source }, given_up);
             assert!(
@@ -434,7 +439,7 @@ mod tests {
         }
     }
 
-    /// Whoever had a full file system below a file was told to look at the device, or to replace it.
+    /// A full file system below a file leads to the advice to make room, not to replace the device.
     #[test]
     fn who_lacks_room_is_told_to_make_some() {
         let last_error = Some(IoError { kind: IoErrorKind::NoSpace, disk: DiskId(1), sector: 77 });
@@ -480,7 +485,7 @@ mod tests {
         assert_eq!(news("sdb", &health, &mut said), Some(News::Good("sdb answers again".to_owned())));
     }
 
-    /// One error made a volume degraded until the next start.
+    /// An error must not make a volume degraded until the next start.
     #[test]
     fn a_device_that_does_well_for_long_enough_is_trusted_again() {
         let last_error = Some(IoError { kind: IoErrorKind::Io, disk: DiskId(1), sector: 77 });

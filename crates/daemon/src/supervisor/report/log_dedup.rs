@@ -1,4 +1,4 @@
-//! What the log has been told of a cache, and of what is waited for, so that it hears of each thing once.
+//! What was logged of a cache, and of what is waited for, so that each thing is logged once.
 
 use crate::supervisor::report;
 use crate::supervisor::report::health;
@@ -12,11 +12,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often the log hears what a command line still waits for, and how far a long zeroing has come.
+/// The interval at which the log says what a daemon with devices on its command line still waits
+/// for, and how far a long zeroing is.
 const WAITS_TOLD: Duration = Duration::from_secs(30);
 
 impl Table {
-    /// That the set has failed, if it has and the log has not heard of it: a sentence.
+    /// Returns a sentence if the set has failed and that was not logged yet.
     pub fn note_failure(&mut self, index: usize, status: &Status) -> Option<String> {
         let error = status.failed.as_ref()?;
         let Self { caches, volumes, .. } = self;
@@ -28,28 +29,30 @@ impl Table {
         })
     }
 
-    /// The cache's name, if whether it `is_failing` has changed since this was last asked.
+    /// Returns the cache's name if `is_failing` has changed since the last call.
     pub fn note_failing(&mut self, index: usize, is_failing: bool) -> Option<String> {
         let entry = self.caches.get_mut(index)?;
         let before = std::mem::replace(&mut entry.failing_logged, is_failing);
         (before != is_failing).then(|| entry.display_name().to_owned())
     }
 
-    /// The cache's name, if whether its index is being read beside requests has changed since this was last asked.
+    /// Returns the cache's name if it has changed since the last call whether its index is being
+    /// read beside requests.
     pub fn note_walking(&mut self, index: usize, is_walking: bool) -> Option<String> {
         let entry = self.caches.get_mut(index)?;
         let before = std::mem::replace(&mut entry.walking_logged, is_walking);
         (before != is_walking).then(|| entry.display_name().to_owned())
     }
 
-    /// The cache's name, the first time that it is asked for after a failure was logged.
+    /// Returns the cache's name at the first call after a failure was logged.
     pub fn note_recovery(&mut self, index: usize) -> Option<String> {
         let entry = self.caches.get_mut(index)?;
         let first = std::mem::replace(&mut entry.failure_logged, false);
         first.then(|| entry.display_name().to_owned())
     }
 
-    /// What had been `given_up` when the set was opened, the last time, if the log has not heard of it: a sentence.
+    /// Returns a sentence about the data that was `given_up` when the set was last opened, if that
+    /// was not logged yet.
     pub fn note_given_up(&mut self, index: usize, given_up: &Arc<[GivenUp]>) -> Option<String> {
         let Self { caches, volumes, .. } = self;
         let entry = caches.get_mut(index)?;
@@ -64,13 +67,14 @@ impl Table {
         })
     }
 
-    /// Dirty data of volumes that are not served and of which the log has not heard yet: a sentence each.
+    /// Returns a sentence for each volume that is not served, has dirty data, and was not logged
+    /// yet.
     pub fn note_unserved(&mut self, index: usize, status: &Status) -> Vec<String> {
         let is_coming = |entry: &VolumeEntry| matches!(entry.state, VolumeState::Attaching);
         let Some(cache) = self.caches.get_mut(index).filter(|_| !self.volumes.iter().any(is_coming)) else {
             return Vec::new();
         };
-        // What lives in the cache alone is where it belongs.
+        // The data of a flash-only volume is where it belongs.
         let is_dirty =
             |left: &&bcached_engine::Unserved| left.dirty_sectors > 0 && left.flash_sectors.is_none();
         let all: BTreeSet<_> = status.unserved.iter().filter(is_dirty).map(|left| left.uuid.0).collect();
@@ -85,8 +89,8 @@ impl Table {
         news.collect()
     }
 
-    /// What is wrong with the table of volumes, and what nobody owns for that reason, if the log has not heard of it yet: a
-    /// sentence each.
+    /// Returns a sentence for each fault of the table of volumes, and for the data that belongs to
+    /// no volume for that reason, if it was not logged yet.
     pub fn note_table(&mut self, index: usize, status: &Status) -> Vec<String> {
         let Some(cache) = self.caches.get_mut(index) else { return Vec::new() };
         let name = cache.name.as_ref().unwrap_or(&cache.device);
@@ -109,7 +113,7 @@ impl Table {
             ));
         }
         if status.ownerless_dirty_sectors > 0 && status.walked_percent == 100 {
-            // Of an index that is damaged it may be more.
+            // If the index is damaged there may be more.
             let dirty = Dirty::of(status.ownerless_dirty_sectors, status.is_counted);
             news.push(format!(
                 "cache {name}: {dirty} that belongs to no volume of its table; it is kept and written nowhere; add the \
@@ -122,7 +126,7 @@ impl Table {
         news
     }
 
-    /// The zeroings of volumes that go on for long and of which the log has not heard of late: a sentence each.
+    /// Returns a sentence for each long zeroing of a volume that was not logged recently.
     pub fn note_zeroings(
         &mut self,
         index: usize,
@@ -134,7 +138,7 @@ impl Table {
         let mut told = BTreeMap::new();
         let mut news = Vec::new();
         for (volume, zeroing) in zeroings.iter().filter(|(_, zeroing)| zeroing.since >= health::SLOW) {
-            // One that has gone on for less is another one.
+            // If the zeroing is younger than what was logged, it is another one.
             let last = before.get(volume).copied().filter(|last| *last <= zeroing.since);
             if let Some(last) = last.filter(|last| zeroing.since < *last + WAITS_TOLD) {
                 told.insert(*volume, last);
@@ -149,7 +153,7 @@ impl Table {
         news.into_iter().map(|(volume, far)| format!("volume {}: {far}", name(volume))).collect()
     }
 
-    /// The btree nodes of a set that cannot be read and of which the log has not heard yet: a sentence each.
+    /// Returns a sentence for each btree node of a set that cannot be read and was not logged yet.
     pub fn note_unreadable(
         &mut self,
         index: usize,
@@ -170,7 +174,8 @@ impl Table {
 }
 
 impl Supervisor {
-    /// Logs, now and then, for what a command line is not `ready` yet: it may be for hours. True if it did.
+    /// Logs at intervals why a daemon with devices on its command line is not `ready` yet, which
+    /// may last for hours. Returns true if it did.
     pub fn tell_waits(&mut self, since_start: Duration) -> bool {
         let is_due = since_start >= self.waits_told + WAITS_TOLD;
         if !self.strict || !is_due || self.shared().phase != Phase::Starting {

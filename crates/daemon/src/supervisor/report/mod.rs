@@ -1,4 +1,4 @@
-//! The status, put together from the table and from what the engines say at this moment.
+//! The status, put together from the table and from what the engines report at this moment.
 
 pub mod health;
 pub mod log_dedup;
@@ -28,18 +28,19 @@ use bcached_format::BackingState;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-/// How far the opening of a set is at this moment.
+/// Returns how far the opening of a set is at this moment.
 pub fn progress_of(opening: &Opening) -> Progress {
     Progress { nodes_read: opening.nodes_read(), tree_percent: opening.tree_percent() }
 }
 
-/// The function that the control thread calls. It holds no lock while it waits for an engine.
+/// Returns the control thread's function for the status. It holds no lock while it waits for an
+/// engine.
 pub fn status_of(shared: Arc<Mutex<Shared>>, fronts: Fronts, started: Instant) -> AskStatus {
     Box::new(move |work| look(&shared, Some(&fronts), started, work))
 }
 
-/// The same without what front ends and long work add to it: who uses what is asked of the system, which takes a while, and control files
-/// tell nothing of it.
+/// Returns the same function without what front ends and jobs add. The system must be asked for the
+/// users of volumes, which takes a while, and control files do not show them.
 pub fn numbers_of(shared: Arc<Mutex<Shared>>, started: Instant) -> AskStatus {
     Box::new(move |work| look(&shared, None, started, work))
 }
@@ -121,7 +122,7 @@ fn clients(fronts: &Fronts) -> Vec<Client> {
     fronts.users().into_iter().map(client).collect()
 }
 
-/// Where the volume can be had, and why not by some way.
+/// Returns where the volume is available, and why it is not by some way.
 fn exported(fronts: &Fronts, entry: &VolumeEntry) -> Vec<Exported> {
     let places = fronts.places_of(entry.display_name(), entry.ways).into_iter();
     let exported = places.map(|had| {
@@ -162,7 +163,7 @@ fn cache(entry: &CacheEntry) -> Cache {
     }
 }
 
-/// Dirty data of a volume that nobody serves.
+/// Describes a volume that is not served, with its dirty data.
 pub fn unserved(left: &bcached_engine::Unserved) -> Unserved {
     Unserved {
         uuid: left.uuid.to_string(),
@@ -213,7 +214,8 @@ fn volume(
         }
         VolumeState::Failed(failure) => ("failed", Some(failure.to_string()), None),
         VolumeState::Served(info) => {
-            // The engine's present word counts; what it said when the volume came is only a fallback.
+            // The present report of the engine counts; the one from when the volume came is only a
+            // fallback.
             let status = entry.cache.and_then(|index| counts.get(index)?.as_ref());
             let place = status
                 .and_then(|status| Some((status, status.volumes.iter().position(|now| now.id == info.id)?)));
@@ -292,7 +294,7 @@ fn facts(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeFacts {
     }
 }
 
-/// In the kernel's words.
+/// Returns the kernel's word for a state.
 const fn state_word(state: BackingState) -> &'static str {
     match state {
         BackingState::None => "no cache",
@@ -302,7 +304,7 @@ const fn state_word(state: BackingState) -> &'static str {
     }
 }
 
-/// `None`: all that is dirty can be written back, as far as it was tried.
+/// Returns `None` if all dirty data can be written back, as far as it was tried.
 fn unwritable(info: &VolumeInfo) -> Option<status::Unwritable> {
     let Unwritable { ranges, sectors, tries, retry_in } = info.unwritable;
     let first = info.writeback_trouble.as_ref().filter(|_| ranges > 0)?;

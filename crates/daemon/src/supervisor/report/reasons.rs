@@ -1,4 +1,5 @@
-//! Why a volume is not served, because of its cache or for another reason, in the program's words.
+//! Why a volume is not served, because of its cache or for another reason, in the words of the
+//! messages.
 
 use crate::supervisor::table::{CacheState, Table, VolumeEntry, VolumeState};
 use bcached_config::options::value::Value;
@@ -6,7 +7,7 @@ use bcached_control::failure::{Failure, Kind};
 use bcached_format::{BackingState, BackingSuperblock, Uuid};
 use std::time::Duration;
 
-/// Nobody serves the volume: why, and what can be done.
+/// Returns why the volume is not served, and what can be done.
 pub fn not_served(entry: &VolumeEntry) -> Failure {
     let name = entry.display_name();
     let failure = Failure::new(Kind::NotFound, format!("{name} is not served"));
@@ -30,19 +31,21 @@ pub fn not_served(entry: &VolumeEntry) -> Failure {
     }
 }
 
-/// Its cache recovers.
+/// Returns the reason for a volume whose cache recovers.
 pub fn its_cache_opens() -> Failure {
     Failure::new(Kind::NotFound, "its cache is not open yet")
         .next("it is served when that is; `bcached status` says how far it is")
 }
 
-/// It is about to be served without its cache: that takes a moment.
+/// Returns the reason for a volume that is about to be served without its cache, which takes a
+/// moment.
 pub fn goes_without() -> Failure {
     Failure::new(Kind::NotFound, "it is about to be served without a cache")
         .next("`bcached status` says when it is")
 }
 
-/// What it means for the volume with `superblock` that its cache, called so if that is known, is missing.
+/// Returns what it means for the volume with `superblock` that its cache is missing. `name` is the
+/// cache's name, if known.
 pub fn missing_cache(superblock: &BackingSuperblock, name: Option<&str>) -> Failure {
     let name = name.map_or_else(String::new, |name| format!(" {name}"));
     let set = superblock.set_uuid();
@@ -61,7 +64,8 @@ pub fn missing_cache(superblock: &BackingSuperblock, name: Option<&str>) -> Fail
     }
 }
 
-/// The same, where the volume goes without it after `wait`: nothing of it is dirty there.
+/// Returns the reason for a volume that is served without its cache after `wait`, because no data
+/// of it is dirty there.
 pub fn goes_without_soon(waits: Failure, wait: Duration) -> Failure {
     let wait = Value::Time(wait);
     let mend = if waits.kind == Kind::DeviceFails { "mend" } else { "connect" };
@@ -70,21 +74,22 @@ pub fn goes_without_soon(waits: Failure, wait: Duration) -> Failure {
     ))
 }
 
-/// The cache devices `one` and `other` cannot be told from each other.
+/// Returns the failure for the cache devices `one` and `other`, which cannot be told apart.
 pub fn two_of_one_set(one: &str, other: &str, set: Uuid) -> Failure {
     Failure::new(Kind::SameDevice, format!("cannot serve {one}"))
         .why(format!("it is the cache set {set}, and so is {other}: two devices bear the same UUID"))
         .next("one is a copy of the other: serve the one that was in use, and take the other away")
 }
 
-/// Its cache will not be served, for this reason.
+/// Returns the reason for a volume whose cache will not be served because of `failure`.
 pub fn cache_not_served(failure: &Failure) -> Failure {
     let next = failure.next.as_deref().unwrap_or("`bcached status` says what is the matter with it");
-    // Its own advice stands at the end of the whole sentence.
+    // The advice of the failure is put at the end of the whole sentence.
     Failure::new(failure.kind, "its cache is not served").why(failure.reason()).next(next)
 }
 
-/// The same of a cache whose metadata is damaged: what of the volume is in it only its superblock says.
+/// Returns the same for a cache whose metadata is damaged. Only the volume's superblock says what
+/// of its data is in the cache.
 pub fn cache_damaged(superblock: &BackingSuperblock, cache: &str, failure: &Failure) -> Failure {
     let refused = cache_not_served(failure);
     let says = match superblock.state() {
@@ -100,7 +105,8 @@ pub fn cache_damaged(superblock: &BackingSuperblock, cache: &str, failure: &Fail
         .next(failure.next.as_deref().unwrap_or("`bcached check` says what that costs").to_owned())
 }
 
-/// The device of its cache is no bcache device, and may have been its cache all the same.
+/// Returns the reason for a volume whose cache's device has no bcache superblock, and may have been
+/// its cache all the same.
 pub fn cache_has_no_superblock(superblock: &BackingSuperblock, reason: &Failure) -> Failure {
     if superblock.state() != BackingState::Dirty {
         return cache_not_served(reason);
@@ -113,7 +119,8 @@ pub fn cache_has_no_superblock(superblock: &BackingSuperblock, reason: &Failure)
         )
 }
 
-/// What it means for a volume that the device of its cache, called so if that is known, cannot be had yet.
+/// Returns what it means for a volume that the device of its cache is not available yet. `cache` is
+/// the cache's name, if known.
 pub fn cache_waits(superblock: &BackingSuperblock, cache: Option<&str>, reason: &Failure) -> Failure {
     match reason.kind {
         Kind::InUse => {}
@@ -126,7 +133,7 @@ pub fn cache_waits(superblock: &BackingSuperblock, cache: Option<&str>, reason: 
     Failure { what: format!("its cache{cache} is in use").into(), next: Some(next), ..reason.clone() }
 }
 
-/// The same of one whose device answers with errors.
+/// Returns the same for a cache whose device answers with errors.
 fn failing_cache(superblock: &BackingSuperblock, cache: Option<&str>, reason: &Failure) -> Failure {
     let cache = cache.map_or_else(String::new, |cache| format!(" {cache}"));
     let set = superblock.set_uuid();
@@ -141,7 +148,8 @@ fn failing_cache(superblock: &BackingSuperblock, cache: Option<&str>, reason: &F
     Failure::new(Kind::DeviceFails, what).why(reason.reason()).next(next)
 }
 
-/// No cache for the volume with `superblock` is among those that are served.
+/// Returns the failure for a volume with `superblock` whose cache is not among those that are
+/// served.
 pub fn no_cache(what: impl Into<Box<str>>, superblock: &BackingSuperblock) -> Failure {
     let (kind, why) = match superblock.state() {
         BackingState::None => {
@@ -153,7 +161,7 @@ pub fn no_cache(what: impl Into<Box<str>>, superblock: &BackingSuperblock) -> Fa
 }
 
 impl Table {
-    /// What is configured, has no final reason and is not served: a sentence each.
+    /// Returns a sentence for each configured device that is not served and has no final reason.
     pub fn not_served_yet(&self) -> Vec<String> {
         let caches = self.caches.iter().filter_map(|cache| {
             let name = cache.name.as_ref().unwrap_or(&cache.device);
@@ -174,7 +182,7 @@ impl Table {
         caches.chain(volumes).collect()
     }
 
-    /// The same, and what is not going to be served.
+    /// Returns the same, and a sentence for each that is not going to be served.
     pub fn not_served(&self) -> Vec<String> {
         let caches = self.caches.iter().filter_map(|cache| match &cache.state {
             CacheState::Failed(failure) => Some(format!("cache {}: {failure}", cache.display_name())),

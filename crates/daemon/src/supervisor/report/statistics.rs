@@ -1,4 +1,4 @@
-//! Statistics, from the engine's words to those of the status.
+//! Converts the statistics of the engine to those of the status.
 
 use bcached_control::statistics::{
     Ages, CacheNumbers, Counted, Latency, Times, VolumeNumbers, WITHIN_POWERS, Windows,
@@ -7,7 +7,7 @@ use bcached_engine::{self as engine, Cause, Histogram, Latencies, Path, VolumeIn
 use bcached_env::Time;
 use std::time::Duration;
 
-/// Of a set; `ages` if they were asked for.
+/// Returns the statistics of a set, with `ages` if they were asked for.
 pub fn of_cache(status: &engine::Status, ages: Option<engine::Ages>) -> CacheNumbers {
     let stats = &status.stats;
     let percent = |buckets: u64| buckets * 100 / status.buckets.max(1);
@@ -17,7 +17,7 @@ pub fn of_cache(status: &engine::Status, ages: Option<engine::Ages>) -> CacheNum
         windows: windows(stats.totals(), |window| stats.of_late(window)),
         written_bytes: stats.written.total(),
         written_by_cause_bytes: Cause::ALL.map(written).into(),
-        // As the kernel says it: a hundred less what is in use.
+        // As the kernel reports it: 100 minus the share in use.
         cache_available_percent: 100 - percent(status.buckets - status.buckets_available.min(status.buckets)),
         buckets_unused: status.buckets_unused,
         buckets_clean: status.buckets_clean,
@@ -50,7 +50,7 @@ pub fn of_cache(status: &engine::Status, ages: Option<engine::Ages>) -> CacheNum
     }
 }
 
-/// Of a served volume.
+/// Returns the statistics of a served volume.
 pub fn of_volume(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeNumbers {
     let bytes = |sectors: i64| sectors.saturating_mul(512);
     let rate = &info.writeback_rate;
@@ -91,7 +91,7 @@ fn counted(counted: engine::Counted) -> Counted {
     }
 }
 
-/// `None` without requests.
+/// Returns `None` if there were no requests.
 fn latency(histogram: &Histogram) -> Option<Latency> {
     let requests = histogram.requests();
     let part = |permille| histogram.permille(permille).map(us);
@@ -119,7 +119,7 @@ fn times(times: &engine::Times, now: Time) -> Times {
     }
 }
 
-/// Rounded up, so that nothing took no time.
+/// Converts to microseconds, rounded up, so that no duration becomes zero.
 fn us(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1000)).unwrap_or(u64::MAX)
 }

@@ -1,12 +1,12 @@
-//! What volumes are called here that an engine knows by its own numbers, or by their UUIDs.
+//! Names of volumes that an engine knows by its own numbers, or by their UUIDs.
 
 use crate::supervisor::table::{VolumeEntry, VolumeState};
 use bcached_control::sizes::human;
 use bcached_control::status::{Dirty, Unserved};
 use bcached_engine::{GivenUp, VolumeId, VolumeInfo};
 
-/// What the volume that the set of `cache` calls `volume` is called here, or else its UUID; `infos` is what the set says of
-/// its volumes.
+/// Returns the name of the volume that the set of `cache` calls `volume`, or else its UUID. `infos`
+/// is what the set reports of its volumes.
 pub fn name_of(volumes: &[VolumeEntry], cache: usize, volume: VolumeId, infos: &[VolumeInfo]) -> String {
     let is_it =
         |entry: &&VolumeEntry| matches!(&entry.state, VolumeState::Served(served) if served.id == volume);
@@ -15,13 +15,13 @@ pub fn name_of(volumes: &[VolumeEntry], cache: usize, volume: VolumeId, infos: &
     entry.and_then(|entry| entry.name.clone()).or_else(uuid).unwrap_or_default()
 }
 
-/// What a failure of a cache device has made void, of which volumes; empty if it is nothing.
+/// Returns which data of which volumes a failure of a cache device has made void; empty if none.
 pub fn given_up(volumes: &[VolumeEntry], given_up: &[GivenUp]) -> String {
     let told: Vec<_> = given_up.iter().map(|lost| lost_of(volumes, lost)).collect();
     told.join(", and ")
 }
 
-/// All of these volumes have been seen here.
+/// Checks whether all of these volumes have been seen here.
 pub fn are_known(volumes: &[VolumeEntry], given_up: &[GivenUp]) -> bool {
     given_up.iter().all(|lost| entry_of(volumes, lost).is_some())
 }
@@ -38,7 +38,8 @@ fn lost_of(volumes: &[VolumeEntry], lost: &GivenUp) -> String {
     };
     let name = entry.and_then(|entry| entry.name.clone()).unwrap_or_else(unserved);
     let amount = format!("up to {} of {name}", human(lost.sectors * 512));
-    // The engine counts from the start of the device, and only that knows where its data begins.
+    // The engine counts sectors from the start of the device. Only the entry knows where the
+    // volume's data begins.
     let offset = entry.and_then(|entry| if entry.is_flash_only() { Some(0) } else { entry.data_offset });
     let Some(offset) = offset else { return amount };
     let (start, end) = (lost.start.saturating_sub(offset), lost.end.saturating_sub(offset));

@@ -1,4 +1,5 @@
-//! Waiting for volumes to come to a cache that was replaced: what is waited for, for how long, and what ends it.
+//! Waiting for volumes to come to a replaced cache: what is waited for, for how long, and what ends
+//! it.
 
 use crate::engine_thread::Engine;
 use crate::supervisor::table::{CacheState, VolumeState};
@@ -19,7 +20,7 @@ fn a_wait_for_volumes_ends_when_each_has_come_or_cannot() {
         Arrival::Fails(failure) => Some(failure.kind),
         _ => None,
     };
-    // Nobody has come to its device yet, however long that takes.
+    // The first look at a device is waited for without limit.
     assert_eq!(table.arrival(0, LONG), Arrival::Waits("the new device is not open yet".to_owned()));
     table.caches[0].state = CacheState::Waiting(failure(Kind::NotFound));
     assert!(matches!(table.arrival(0, Duration::ZERO), Arrival::Waits(_)));
@@ -31,7 +32,7 @@ fn a_wait_for_volumes_ends_when_each_has_come_or_cannot() {
     let thread = std::thread::spawn(|| {});
     table.caches[0].state = CacheState::Open { set: SET, engine, io: String::new(), thread };
     table.volumes[0].state = VolumeState::Failed(failure(Kind::NotBcache));
-    // What can come is waited for first.
+    // A volume that can still come is waited for first.
     let waits = Arrival::Waits("two is not served: its device was not looked for yet".to_owned());
     assert_eq!(table.arrival(0, Duration::ZERO), waits);
     assert_eq!(kind(table.arrival(0, LONG)), Some(Kind::TimeLimit));
@@ -43,7 +44,8 @@ fn a_wait_for_volumes_ends_when_each_has_come_or_cannot() {
     assert_eq!(kind(table.arrival(0, LONG)), Some(Kind::Cancelled));
 }
 
-/// A volume of a cache that was never replaced was waited for as if it had to come from another device.
+/// Regression: a volume of a cache that was never replaced was waited for as if it came from
+/// another device.
 #[test]
 fn only_a_cache_in_place_of_a_dead_one_has_volumes_on_their_way() {
     let supervisor = supervisor(&["one"]);

@@ -1,4 +1,5 @@
-//! Volumes and caches that are on their way out: nothing brings them back before they have gone, and what has gone is kept.
+//! Volumes and caches that are being removed: nothing brings them back before they have gone, and
+//! the removal is stored.
 
 use crate::engine_thread::Stopped;
 use crate::supervisor::jobs::precheck::Looked;
@@ -13,7 +14,8 @@ use std::path::Path;
 
 const FILES: &str = "version = 1\n[cache.fast]\ndevice = \"/nonexistent/fast\"\n[volume.one]\nbacking = \"/nonexistent/one\"\n";
 
-/// A supervisor of a configuration with a cache and a volume on it, whose engine is being stopped for a release.
+/// A supervisor of a configuration with a cache and a volume on it, whose engine is being stopped
+/// for a release.
 fn releasing(folder: &Path) -> (Supervisor, u64) {
     let files = folder.join("config.toml");
     std::fs::write(&files, FILES).expect("room");
@@ -36,7 +38,8 @@ fn kept(folder: &Path) -> String {
     std::fs::read_to_string(folder.join("config.d/99-set.toml")).unwrap_or_default()
 }
 
-/// Nothing was kept of a release that ended while the daemon stopped: the next start took the set again, wherever it was by then.
+/// Regression: a release that ended while the daemon stopped was not stored. The next start took
+/// the set again, wherever it was by then.
 #[test]
 fn a_release_that_ends_in_a_stop_is_kept() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -51,7 +54,7 @@ fn a_release_that_ends_in_a_stop_is_kept() {
     assert_eq!(shown.state, State::Done);
 }
 
-/// `add` and `import` of what was being released said that it was there.
+/// Regression: `add` and `import` of what was being released reported that it was there.
 #[test]
 fn what_is_being_released_is_neither_added_nor_imported() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -79,7 +82,7 @@ fn what_is_being_released_is_neither_added_nor_imported() {
     assert_eq!(kept(folder.path()), "");
 }
 
-/// A volume that was removed was known by name again as soon as another one came.
+/// Regression: a removed volume was known by name again as soon as another one was added.
 #[test]
 fn what_was_removed_is_not_named_again() {
     let supervisor = crate::supervisor::tests::supervisor(&["one", "two"]);

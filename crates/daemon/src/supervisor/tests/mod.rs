@@ -1,4 +1,4 @@
-//! The supervisor with engines that misbehave: threads of our own in their place.
+//! Tests of the supervisor with engines that misbehave: threads of the test take their place.
 
 mod arrivals;
 mod leaving;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A configuration with one cache and the volumes called so; none of the devices exists.
+/// A configuration with one cache and volumes of these names; none of the devices exists.
 pub fn config(volumes: &[&str]) -> Config {
     let volume = |(place, name): (usize, &&str)| Volume {
         name: Some((*name).to_owned()),
@@ -76,7 +76,8 @@ fn opening(thread: JoinHandle<()>) -> CacheState {
     CacheState::Opening { set: SET, progress: Arc::default(), thread }
 }
 
-/// A recovery that panics once left its cache "opening" for ever, and its volumes waiting for it.
+/// Regression: a recovery that panicked left its cache "opening" permanently, and its volumes
+/// waiting for it.
 #[test]
 fn a_recovery_that_ends_without_a_word_is_a_failure() {
     let mut supervisor = supervisor(&["slow"]);
@@ -99,7 +100,8 @@ fn a_recovery_that_ends_without_a_word_is_a_failure() {
     assert!(failure.to_string().contains("its cache is not served"), "{failure}");
 }
 
-/// An engine that does not stop was waited for half a minute, however often somebody asked.
+/// Regression: an engine that does not stop was waited for half a minute, however often a stop was
+/// requested.
 #[test]
 fn another_signal_ends_the_wait_for_an_engine() {
     let mut supervisor = supervisor(&[]);
@@ -118,7 +120,8 @@ fn another_signal_ends_the_wait_for_an_engine() {
     assert_eq!(failure.kind.exit(), 4);
 }
 
-/// A set that was still opening was cut off in the middle of its recovery, and that was called a stop in order.
+/// Regression: a set that was still opening was cut off in the middle of its recovery, and that was
+/// reported as an orderly stop.
 #[test]
 fn a_cache_that_is_still_opening_was_not_stopped() {
     let mut supervisor = supervisor(&[]);
@@ -129,7 +132,7 @@ fn a_cache_that_is_still_opening_was_not_stopped() {
     assert!(failure.to_string().contains("could not be stopped in order while it was opening"), "{failure}");
 }
 
-/// What the empty name means was decided by which device came first.
+/// Regression: the meaning of the empty name depended on which device came first.
 #[test]
 fn volumes_are_known_before_they_are_served() {
     let supervisor = supervisor(&["one", "two"]);
@@ -140,7 +143,8 @@ fn volumes_are_known_before_they_are_served() {
     assert_eq!(asked("three"), NoExport::Unknown("three".to_owned()));
 }
 
-/// A command line whose recovery took more than half a minute said `ready` and served nothing.
+/// Regression: with a command line whose recovery took more than half a minute, the daemon
+/// announced `ready` and served nothing.
 #[test]
 fn a_command_line_is_not_ready_before_all_is_served() {
     let started_with = |caches: &[&str]| {
@@ -161,7 +165,8 @@ fn a_command_line_is_not_ready_before_all_is_served() {
     assert!(!of_line.tell_waits(minute + Duration::from_secs(29)) && of_line.tell_waits(minute * 2));
 }
 
-/// An opening that takes minutes said "opening" and nothing else, in `status` as in the log.
+/// Regression: an opening that takes minutes was reported only as "opening", in `status` and in the
+/// log.
 #[test]
 fn an_opening_says_how_far_it_is() {
     let supervisor = supervisor(&[]);
@@ -177,7 +182,8 @@ fn an_opening_says_how_far_it_is() {
     assert_eq!(json["caches"][0]["opening"]["nodes_read"], 1234, "{json}");
 }
 
-/// Every ten seconds, from the beginning of an opening; the next opening of the same cache begins anew.
+/// An opening is logged every ten seconds from its start; the next opening of the same cache starts
+/// anew.
 #[test]
 fn the_log_hears_of_an_opening_every_ten_seconds() {
     let mut told = Openings::default();
@@ -189,7 +195,7 @@ fn the_log_hears_of_an_opening_every_ten_seconds() {
     assert_eq!((heard(25, Vec::new()), heard(90, cache("fast"))), (0, 0));
 }
 
-/// A damaged node that was met while a set was served stood nowhere.
+/// Regression: a damaged node that was met while a set was served was not reported anywhere.
 #[test]
 fn a_node_that_cannot_be_read_is_told_once() {
     let supervisor = supervisor(&[]);
@@ -208,7 +214,7 @@ fn a_node_that_cannot_be_read_is_told_once() {
     assert_eq!((told(&[]).len(), told(&[node(128)]).len()), (0, 1), "it could be read meanwhile");
 }
 
-/// A zeroing that goes on for long is told of after five seconds, and now and then from then on.
+/// A long zeroing is logged after five seconds, and now and then from then on.
 #[test]
 fn a_long_zeroing_is_told_of_now_and_then() {
     let supervisor = supervisor(&[]);
@@ -227,7 +233,7 @@ fn a_long_zeroing_is_told_of_now_and_then() {
     assert_eq!(told(&[7]).len(), 1, "and another, that began when that had ended");
 }
 
-/// Of two volumes with one label that got the name whose cache opened first.
+/// Regression: of two volumes with one label, the one whose cache opened first got the name.
 #[test]
 fn a_label_goes_to_the_first_that_was_named() {
     let supervisor = supervisor(&["one", "two"]);
@@ -253,7 +259,8 @@ fn a_label_goes_to_the_first_that_was_named() {
     assert_eq!(names, ["tank", "bcache-abababab"]);
 }
 
-/// Who wonders why a cache takes nothing finds the reason. A status of before, which did not say, is still read.
+/// The status says why a cache takes nothing. A status of an earlier version, which lacks that, is
+/// still read.
 #[test]
 fn a_volume_says_what_was_bypassed_and_why() {
     let facts = |counts: &str| {
@@ -305,7 +312,8 @@ fn a_volume_is_found_by_the_beginning_of_its_uuid() {
     assert_eq!((only("7777777"), only("one")), (Err(Vec::new()), Ok("one".to_owned())));
 }
 
-/// A device that came while its cache was judged to be dead was taken from an engine that was opening it, which ended the daemon.
+/// Regression: a device that came while its cache was judged to be dead was taken from the engine
+/// that was opening it, which ended the daemon.
 #[test]
 fn a_cache_that_comes_back_is_not_what_was_judged() {
     let supervisor = supervisor(&["one"]);
@@ -320,7 +328,8 @@ fn a_cache_that_comes_back_is_not_what_was_judged() {
     assert_eq!((judged(true), judged(false)), (false, true), "it is open");
 }
 
-/// Work that nobody waits for any more was nobody's, and the next one was begun beside it.
+/// Regression: work that no client waited for any more was not counted, and the next work was begun
+/// beside it.
 #[test]
 fn an_engine_that_has_not_answered_keeps_what_it_was_given_for_that() {
     let (engine, ears) = Engine::deaf();

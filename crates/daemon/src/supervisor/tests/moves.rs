@@ -1,5 +1,5 @@
-//! Volumes on their way between engines, which are real and stand for having no cache: what a volume is owed goes with it, and an engine
-//! that comes too late changes nothing.
+//! Volumes that move between real engines, which stand for "no cache": a failed flush that was not
+//! reported yet moves along, and an engine that comes too late changes nothing.
 
 use crate::engine_thread::News;
 use crate::supervisor::jobs::attach_detach::MoveTo;
@@ -36,7 +36,7 @@ pub fn backing(path: &Path) -> String {
     path.to_str().expect("text").to_owned()
 }
 
-/// Takes every step and every event until it is so.
+/// Takes every step and handles every event until the condition holds.
 pub fn go_on(supervisor: &mut Supervisor, is_so: impl Fn(&Supervisor) -> bool) {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -65,7 +65,7 @@ pub fn serves(supervisor: &Supervisor, cache: usize) -> bool {
     entry.cache == Some(cache) && matches!(entry.state, VolumeState::Served(_))
 }
 
-/// The volume goes there, and has come.
+/// Moves the volume to this cache, and waits until it is served there.
 fn go_to(supervisor: &mut Supervisor, cache: usize) {
     let (engine, id) = {
         let shared = supervisor.shared();
@@ -81,7 +81,7 @@ fn go_to(supervisor: &mut Supervisor, cache: usize) {
     go_on(supervisor, |supervisor| serves(supervisor, cache));
 }
 
-/// What a client's flush is answered.
+/// The result of a client's flush.
 fn flush(supervisor: &Supervisor) -> Result<(), ErrorKind> {
     let route = supervisor.exports.route("one").expect("it is served");
     let (requests, mut replies) = route.connect::<()>(1);
@@ -96,8 +96,9 @@ fn flush(supervisor: &Supervisor) -> Result<(), ErrorKind> {
     }
 }
 
-/// A flush had failed when the volume left its engine, and it went on before a client had asked: the second engine knew nothing of that, and
-/// who flushed at the third was told that all was well.
+/// Regression: a flush had failed when the volume left its engine, and the volume moved on before a
+/// client had flushed. The second engine did not know of the failure, and a flush at the third
+/// succeeded.
 #[test]
 fn what_a_flush_is_owed_outlives_two_moves_in_succession() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -119,7 +120,8 @@ fn what_a_flush_is_owed_outlives_two_moves_in_succession() {
     supervisor.stop_engines().expect("they stop");
 }
 
-/// A cache was released, or judged to be dead and replaced, while its engine was opening it. That ended the daemon.
+/// Regression: a cache was released, or judged to be dead and replaced, while its engine was
+/// opening it. That ended the daemon.
 #[test]
 fn an_engine_that_has_opened_what_nobody_wants_is_stopped() {
     let mut supervisor = supervisor(&[]);
@@ -143,7 +145,8 @@ fn an_engine_that_has_opened_what_nobody_wants_is_stopped() {
     thread.join().expect("in order");
 }
 
-/// A disk that had hung while it was opened belonged to this process until that ended, though its volume had been removed.
+/// Regression: a device that had hung while it was opened stayed claimed until the process ended,
+/// although its volume had been removed.
 #[test]
 fn a_device_whose_volume_was_removed_meanwhile_is_let_go_of() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,4 +1,4 @@
-//! Volumes that come while others are there, and the N of their `bcacheN`.
+//! The N of `bcacheN` for volumes that are added while others are served.
 
 use crate::supervisor::table::{Table, VolumeEntry, VolumeState};
 use crate::supervisor::tests::config;
@@ -6,7 +6,8 @@ use crate::supervisor::volumes::numbering::Numbered;
 use bcached_config::{Config, Flash, WAIT_DEFAULT};
 use bcached_format::Uuid;
 
-/// Volumes with what they ask for, at their places; the files have seen to it that no two have one number.
+/// Volumes with the numbers they ask for, at their places; the configuration ensures that no number
+/// occurs twice.
 fn asking(volumes: &[(&str, Option<usize>)]) -> Config {
     let names: Vec<_> = volumes.iter().map(|(name, _)| *name).collect();
     let mut config = config(&names);
@@ -25,7 +26,8 @@ fn numbers(table: &Table) -> Vec<(&str, usize, Option<usize>)> {
 #[test]
 fn a_volume_that_comes_takes_nobodys_number() {
     let mut table = Table::of(&asking(&[("one", None), ("two", Some(9))]), false);
-    // Its number is somebody's until the next start; that of the others is theirs, whatever the files say by now.
+    // The number that it asks for is taken until the next start. The others keep theirs, whatever
+    // the files say now.
     let files =
         asking(&[("one", Some(5)), ("two", Some(9)), ("three", Some(0)), ("four", None), ("five", Some(7))]);
     table.adopt(&files);
@@ -46,7 +48,7 @@ fn a_volume_that_comes_back_has_its_number_again() {
     removed(&mut table);
     table.adopt(&files);
     assert_eq!(numbers(&table), [("one", 0, None), ("two", 9, Some(9))]);
-    // Its section says something else by now.
+    // Its section says something else now.
     removed(&mut table);
     table.adopt(&asking(&[("one", Some(4)), ("two", None)]));
     assert_eq!(numbers(&table), [("one", 4, Some(4)), ("two", 9, None)]);

@@ -1,4 +1,4 @@
-//! Cache modes that engines refuse, in an order in which nobody hears of it.
+//! Cache modes that engines refuse, in an order that clients do not see.
 
 use crate::engine_thread::Engine;
 use crate::supervisor::Supervisor;
@@ -24,15 +24,16 @@ fn in_force(supervisor: &Supervisor) -> CacheMode {
     }
 }
 
-/// The word that was said last and is not settled, of so many.
+/// The latest request that is not settled, of this many.
 fn open_word(supervisor: &Supervisor, of: usize) -> Word {
     let words = supervisor.shared().table.volumes[0].said_mode.in_force.open();
     assert_eq!(words.len(), of);
     words[of - 1].clone()
 }
 
-/// Two modes were refused, the second after the first had timed out for who asked. The table said that the first was in force, so that it
-/// was done, without a word to the engine, when somebody asked for it again.
+/// Regression: two modes were refused, the second after the first request had timed out for its
+/// client. The table then said that the first mode was in force, so a repeated request for it was
+/// answered as done, without asking the engine.
 #[test]
 fn two_cache_modes_that_are_refused_leave_the_one_before() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,9 +1,11 @@
-//! Volumes whose cache is missing or fails, and nothing of which is dirty there: all of their data is on their backing devices, so they are
-//! served without it, and go back to it when it comes.
+//! Serves volumes without their cache if that is missing or fails and has none of their dirty data.
+//! All of their data is on their backing devices. They go back to the cache when it returns.
 //!
-//! Their superblocks say *inconsistent*, durably, before the first request: what the cache holds of them is void from then on, whoever
-//! opens it next. So a cache that comes back is cold for them, and a volume whose cache only is late loses that warmth: it is waited
-//! for as long as for any device (`wait`). What is dirty somewhere waits for it, however long that takes.
+//! Before the first request their superblocks durably say *inconsistent*: their data in the cache
+//! is invalid from then on, whichever program opens it next. So a cache that comes back is cold for
+//! them, and a cache that is only late loses its contents for the volume. It is therefore waited
+//! for as long as any device (`wait`). A volume with dirty data in a cache waits for that cache
+//! without limit.
 
 use crate::supervisor::jobs::attach_detach::{Planned, Work};
 use crate::supervisor::table::{CacheState, Table, VolumeEntry, VolumeState};
@@ -14,32 +16,34 @@ use bcached_control::jobs::Verb;
 use bcached_format::{BackingState, BackingSuperblock, Uuid};
 use std::time::{Duration, Instant};
 
-/// How long it may take to serve a volume without its cache, from when that is done: `ready` waits so much longer for it.
+/// How long it may take, from the decision, to serve a volume without its cache. `ready` waits this
+/// much longer for it.
 pub const MOMENT: Duration = Duration::from_secs(10);
 
-/// A cache that cannot be had.
+/// A cache that is unavailable.
 #[derive(Clone, Debug)]
 pub struct Lack {
-    /// Since when it is.
+    /// Since when.
     since: Instant,
-    /// What it is called, if that is known.
+    /// Its name, if known.
     name: Option<String>,
-    /// The volume's superblock says that this is its set.
+    /// Its set, as named by the volume's superblock.
     set: Uuid,
-    /// Why, the last time.
+    /// The latest reason.
     why: Failure,
-    /// The volume could not be attached when it came: somebody has to look.
+    /// The cache came back and the volume could not be attached; an administrator has to act.
     is_given_up: bool,
 }
 
-/// The device of a cache that cannot be had for this reason is gone, does not answer, answers with errors or is damaged. One that
-/// somebody else has may be given up at any time.
+/// Returns true if the reason means that the cache's device is gone, does not answer, answers with
+/// errors or is damaged. A device in use is not missing: it may be released at any time.
 pub const fn is_missing(reason: &Failure) -> bool {
     matches!(reason.kind, Kind::NotFound | Kind::TimeLimit | Kind::DeviceFails | Kind::Damaged)
 }
 
 impl Supervisor {
-    /// True if a volume is to be served without its cache from now on, which is missing for this reason.
+    /// Returns true if the volume is to be served without its cache now, which is missing for this
+    /// reason.
     pub fn goes_without(
         &self,
         index: usize,
@@ -59,11 +63,11 @@ impl Supervisor {
         let new = || Lack { since, name, set, why: reason.clone(), is_given_up: false };
         let lack = entry.lack.get_or_insert_with(new);
         lack.why = reason.clone();
-        // What is damaged does not come back by waiting.
+        // Waiting does not repair a damaged cache.
         reason.kind == Kind::Damaged || lack.since.elapsed() >= entry.wait
     }
 
-    /// Volumes that are served without their caches go back to those that are there again.
+    /// Attaches volumes that are served without their caches to those that have come back.
     pub fn take_caches_back(&self) {
         let back: Vec<(usize, usize)> = {
             let shared = self.shared();
@@ -80,7 +84,8 @@ impl Supervisor {
         }
     }
 
-    /// As somebody who attaches it, but that nothing of it is kept: its section says so already.
+    /// Attaches the volume as the `attach` command does, but writes nothing to the files: its
+    /// section names the cache already.
     fn goes_back(&self, volume: usize, cache: usize) -> Result<(), Failure> {
         let entry = self.shared().table.volumes[volume].clone();
         let (engine, now) = self.engine_and_info(&entry, Verb::Attach)?;
@@ -93,7 +98,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// It could not be attached: it goes on as it is. False if it is not one that had gone without its cache.
+    /// Leaves the volume without its cache after a failed attach. Returns false if it had not gone
+    /// without it.
     pub fn stays_without(&self, volume: usize) -> bool {
         let mut shared = self.shared();
         let lack = shared.table.volumes.get_mut(volume).and_then(|entry| entry.lack.as_mut());
@@ -102,7 +108,7 @@ impl Supervisor {
 }
 
 impl Table {
-    /// The cache of a volume that is served without it, if that has come.
+    /// The cache of a volume that is served without it, if the cache is back.
     fn cache_is_back(&self, entry: &VolumeEntry) -> Option<usize> {
         let lack = entry.lack.as_ref().filter(|lack| !lack.is_given_up)?;
         let is_without = matches!(&entry.state, VolumeState::Served(info) if !info.attached);
@@ -123,12 +129,12 @@ impl Table {
 }
 
 impl VolumeEntry {
-    /// Its cache is back, and it could not be attached.
+    /// Returns true if its cache is back and it could not be attached.
     pub fn stays_without(&self) -> bool {
         self.lack.as_ref().is_some_and(|lack| lack.is_given_up)
     }
 
-    /// Why it is served without the cache that it is to have, and what can be done.
+    /// Why it is served without its configured cache, and what can be done.
     pub fn without_cache(&self) -> Option<String> {
         let lack = self.lack.as_ref().filter(|_| self.wanted_cache.as_deref() != Some(NO_CACHE))?;
         let name = self.display_name();
@@ -141,7 +147,7 @@ impl VolumeEntry {
         } else {
             let back = |when| format!("it goes back to it when the device {when}");
             let (is, then) = match lack.why.kind {
-                // It is not waited for: no device that comes back mends it.
+                // It is not waited for: no returning device repairs it.
                 Kind::Damaged => {
                     let next =
                         lack.why.next.as_deref().unwrap_or("`bcached check` says what is damaged there");

@@ -1,5 +1,6 @@
-//! Clients that come before their volumes: what the front ends are told of volumes that are not served. Such a client waits as long as a start
-//! waits for the volume (`wait`); when that is over, or the volume was refused, it hears why.
+//! Tells the front ends about volumes that are not served, for clients that connect too early. Such
+//! a client waits as long as a start waits for the volume (`wait`). After that, or if the volume is
+//! refused, it gets the reason.
 
 use crate::supervisor::table::{CacheState, VolumeEntry, VolumeState};
 use crate::supervisor::{Phase, Supervisor};
@@ -13,14 +14,14 @@ use std::time::{Duration, Instant};
 pub struct Awaited(BTreeMap<String, Instant>);
 
 impl Awaited {
-    /// How long it has been, from the first time that this was asked.
+    /// How long the volume has been waited for, since the first call.
     fn lasts(&mut self, name: &str) -> Duration {
         self.0.entry(name.to_owned()).or_insert_with(Instant::now).elapsed()
     }
 }
 
 impl Supervisor {
-    /// Tells the front ends what becomes of volumes that are not served.
+    /// Tells the front ends what is to be expected of volumes that are not served.
     pub fn tell_absent(&mut self) {
         let (mut absent, are_unnamed) = {
             let shared = self.shared();
@@ -31,7 +32,7 @@ impl Supervisor {
                 .iter()
                 .filter_map(|entry| Some((entry.display_name().to_owned(), state(entry, opens)?)))
                 .collect();
-            // The superblocks of the command line's devices have the names.
+            // Volumes of the command line get their names from their superblocks.
             let is_unnamed = |entry: &VolumeEntry| {
                 entry.name.is_none()
                     && matches!(entry.state, VolumeState::Waiting(_) | VolumeState::Attaching)
@@ -51,7 +52,7 @@ impl Supervisor {
         self.exports.expect_names(are_unnamed.then_some(WAIT_DEFAULT));
     }
 
-    /// Those that are configured, live in a cache alone, and came with none until now.
+    /// Configured flash-only volumes that no cache has brought yet.
     fn absent_flash(&self) -> Vec<(String, State)> {
         let shared = self.shared();
         let is_known = |uuid| shared.table.volumes.iter().any(|entry| entry.uuid == Some(uuid));
@@ -68,21 +69,22 @@ impl Supervisor {
     }
 }
 
-/// What is to be said of a volume that is not served.
+/// What clients of a volume that is not served are told.
 struct State {
     why: String,
     coming: Option<Coming>,
 }
 
-/// It may come by itself.
+/// The volume may come by itself.
 struct Coming {
-    /// So long a client waits for it, and so long it is waited for unless something is under way.
+    /// How long a client waits for it, and how long it is waited for unless something is under way.
     wait: Duration,
-    /// Something is: a device or a cache is being opened.
+    /// A device or a cache is being opened.
     is_sure: bool,
 }
 
-/// `None`: it is served, or is no volume any more. `opens`: some cache is being opened.
+/// The state of a volume; `None` if it is served, or is no volume any more. `opens`: a cache is
+/// being opened.
 fn state(entry: &VolumeEntry, opens: bool) -> Option<State> {
     let coming = |is_sure| Some(Coming { wait: entry.wait, is_sure }).filter(|_| entry.again.is_none());
     let (why, coming) = match &entry.state {

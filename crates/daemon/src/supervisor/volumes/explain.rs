@@ -1,4 +1,5 @@
-//! Where the data of an offset is, and why it is not in the cache, as far as that can be told.
+//! Explains where the data at an offset is, and why it is not in the cache, as far as that is
+//! known.
 
 use crate::control_server::AskExplain;
 use crate::engine_error;
@@ -16,10 +17,10 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How long an engine may take: a node of its index may have to be read.
+/// How long an engine may take: it may have to read a node of its index.
 const LIMIT: Duration = Duration::from_secs(8);
 
-/// What the control thread calls. It holds no lock while it waits for an engine.
+/// The handler for the control thread. It holds no lock while it waits for an engine.
 pub fn ask(shared: Arc<Mutex<Shared>>) -> AskExplain {
     Box::new(move |called, offset, work| {
         let index = resolve_called(&shared, called)?;
@@ -36,7 +37,7 @@ pub fn ask(shared: Arc<Mutex<Shared>>) -> AskExplain {
         };
         let (send, receive) = mpsc::channel();
         let answer = move |told| {
-            // It is done only now, whoever waits for it.
+            // The work counts as done only here, even if no client waits for it any more.
             let _done = work;
             drop(send.send(told));
         };
@@ -85,7 +86,8 @@ pub fn ask(shared: Arc<Mutex<Shared>>) -> AskExplain {
     })
 }
 
-/// Why something may not be in the cache: what keeps everything out now, then what has kept most out since the volume is served.
+/// Why data may not be in the cache: first what keeps everything out now, then the reasons that
+/// have kept out most since the volume is served.
 fn why_not(now: &VolumeInfo, explained: &Explained) -> Vec<String> {
     if explained.backing_sector.is_none() {
         return Vec::new();
@@ -112,7 +114,7 @@ fn why_not(now: &VolumeInfo, explained: &Explained) -> Vec<String> {
     why
 }
 
-/// How much has gone past the cache for this reason, and what that is.
+/// How much has bypassed the cache for this reason, and what the reason is.
 fn kept_out_by(
     Traffic { requests, bytes }: Traffic,
     reason: Bypass,
@@ -142,7 +144,8 @@ fn kept_out_by(
 mod tests {
     use super::*;
 
-    /// It said that requests went past the cache: were of streams.
+    /// Regression: the sentence was ungrammatical ("requests went past the cache: were of
+    /// streams").
     #[test]
     fn what_has_gone_past_the_cache_is_told_in_sentences() {
         let told = |requests, reason| {

@@ -1,11 +1,11 @@
-//! Volumes as exports, by whichever front ends they are to be had.
+//! Publishes volumes as exports of the front ends that they are configured for.
 
 use crate::supervisor::Supervisor;
 use crate::supervisor::table::{VolumeEntry, VolumeState};
 use bcached_control::failure::Failure;
 use bcached_port::{Export, Route, Uuid, VolumeId, Way, Ways};
 
-/// A volume that nobody can use now.
+/// The export of a volume that cannot be used now.
 fn unserved(name: &str, uuid: [u8; 16], (read_only, shared): (bool, bool), ways: Ways) -> Export {
     Export {
         name: name.to_owned(),
@@ -21,24 +21,25 @@ fn unserved(name: &str, uuid: [u8; 16], (read_only, shared): (bool, bool), ways:
 }
 
 impl Supervisor {
-    /// Makes all that is configured known by name: whoever asks for what is not served yet is told so, and what the
-    /// empty name means does not change with the order in which devices come.
+    /// Registers all configured volumes by name. A client that asks for a volume that is not served
+    /// yet gets that as its answer, and the meaning of the empty name does not depend on the order
+    /// in which devices appear.
     pub fn name_exports(&self) {
         let entries = self.shared().table.volumes.clone();
         for entry in &entries {
             self.name_export(entry);
         }
-        // Those in caches alone are known by their sections until the caches are open.
+        // Flash-only volumes are known by their sections until their caches are open.
         for flash in self.config.flash.iter().filter(|flash| flash.served) {
             let (name, read_only, shared) = (&flash.name, flash.read_only, flash.shared);
             self.exports.insert(unserved(name, flash.uuid.0, (read_only, shared), flash.ways));
         }
     }
 
-    /// The front ends know the volume and cannot use it, unless it is served.
+    /// Registers the volume with the front ends as unavailable, unless it is served.
     pub fn name_export(&self, entry: &VolumeEntry) {
         let name = entry.display_name();
-        // Who uses a volume that moves waits for it.
+        // Clients of a volume that is moving wait for it.
         let moves = || self.exports.route(name).is_some_and(|route| route.is_held());
         if name.is_empty() || entry.is_leaving() || matches!(entry.state, VolumeState::Served(_)) || moves() {
             return;
@@ -47,11 +48,12 @@ impl Supervisor {
         self.exports.insert(unserved(name, uuid, (entry.read_only, entry.shared), entry.ways));
     }
 
-    /// Makes a served volume known to the front ends, under its name.
+    /// Publishes a served volume to the front ends, under its name.
     pub fn export(&self, entry: &VolumeEntry) {
         self.start_fronts_of(entry);
         let name = entry.display_name();
-        // It comes to another engine, and has been served all the while: the work's own end tells of that.
+        // A volume that only moves to another engine is served throughout; the end of the job
+        // reports that.
         let only_moves = self.shared().jobs.moves(name);
         if self.publish(entry) && !only_moves {
             tracing::info!(event = "volume-served", "{}: served", entry.display_name());
@@ -59,7 +61,7 @@ impl Supervisor {
         }
     }
 
-    /// Tells the front ends what a served volume is. False if it is not served.
+    /// Tells the front ends the properties of a served volume. Returns false if it is not served.
     pub fn publish(&self, entry: &VolumeEntry) -> bool {
         let (VolumeState::Served(info), Some(name), Some(cache)) = (&entry.state, &entry.name, entry.cache)
         else {
@@ -68,18 +70,20 @@ impl Supervisor {
         let shared = self.shared();
         let Some(engine) = shared.table.caches[cache].engine() else { return false };
         if let Some(device) = entry.backing.as_ref().filter(|device| *device != name) {
-            // What it was known by before its superblock had given it a name.
+            // Its name before its superblock gave it one.
             self.exports.remove(device);
         }
         let id = VolumeId(info.id.0);
-        // Who uses it already goes on: it has another size, or comes from another engine.
+        // Its clients stay on the same route: the volume has another size, or comes from another
+        // engine.
         let route = self.exports.route(name);
         let route = route.filter(|route| route.is_held() || route.leads_to(id, &engine.connector));
         let route = route.unwrap_or_else(|| Route::new(id, &engine.connector));
         let ways = self.fronts.decide(name, entry.ways, (&self.config, &self.exports));
         self.fronts.ask_number(name, entry.asked_number());
         self.fronts.reserve((name, Uuid(info.uuid.0), entry.shared), ways, &self.exports);
-        // Who finds it is served where it is from the first request on.
+        // Before it is published: a client that finds it is served in the right place from its
+        // first request.
         self.fronts.lead(Uuid(info.uuid.0), &engine.guests);
         self.exports.insert(Export {
             name: name.clone(),
@@ -97,23 +101,26 @@ impl Supervisor {
         true
     }
 
-    /// Nobody waits any more for a volume that was to go to another engine, and has not come there.
+    /// Ends the wait of clients for a volume that was to move to another engine and has not
+    /// arrived.
     pub fn let_clients_go(&self, entry: &VolumeEntry) {
         if let Some(route) = self.exports.route(entry.display_name()).filter(Route::is_held) {
             route.release();
         }
     }
 
-    /// Nobody finds it any more, and whoever uses it goes without it: it does not come back by itself.
+    /// Removes the export. Its clients lose it: it does not come back by itself.
     pub fn unexport(&self, name: &str) {
         self.exports.remove(name);
         self.fronts.retire(name);
     }
 
-    /// The front ends that configured volumes are to be had by, and those that come. What cannot be had by one that is named does not
-    /// come by another. Whoever comes by a socket that was passed waits until it is answered.
+    /// Starts the front ends that are configured for volumes, present or future. If one of them
+    /// cannot start, its volumes are not exported by another one instead. With passed sockets NBD
+    /// is started in any case: a client of such a socket waits until it is answered.
     pub fn start_fronts(&self) -> Result<(), Failure> {
-        // Nobody could take over from this process: what cannot begin again now is tried again with its volumes.
+        // This process continues because no other could take over: a front end that cannot start
+        // again now is retried with its volumes.
         let goes_on = !self.is_first && self.predecessor.is_none();
         self.wanted_fronts().try_for_each(|way| match self.start_front(way) {
             Err(failure) if goes_on => {
@@ -136,7 +143,7 @@ impl Supervisor {
         Way::ALL.into_iter().filter(wanted)
     }
 
-    /// Volumes that could not be had by some way when they came.
+    /// Retries volumes that a front end refused when they came.
     pub fn try_ways_again(&self) {
         for name in self.fronts.refused() {
             let entry =
@@ -152,7 +159,7 @@ impl Supervisor {
         self.fronts.start(way, &self.config, &self.exports)
     }
 
-    /// A volume that has come since may be the first of its kind.
+    /// Starts the front ends of a volume: one that was added later may be the first of its kind.
     fn start_fronts_of(&self, entry: &VolumeEntry) {
         for way in entry.ways.iter() {
             if let Err(failure) = self.start_front(way) {

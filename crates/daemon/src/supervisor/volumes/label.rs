@@ -1,7 +1,9 @@
-//! Labels that somebody changes: a volume's device keeps its own, or the cache's table if it has none.
+//! Changes the labels of volumes. A backing device keeps its own label; that of a flash-only volume
+//! is in the cache's volume table.
 //!
-//! A name never changes while the daemon runs, whatever it was made of: exports, sections and scripts go by it. The next start names a
-//! volume that no section names after its new label.
+//! A volume's name never changes while the daemon runs, wherever it came from, because exports,
+//! sections and scripts depend on it. The next start names a volume without a section after its new
+//! label.
 
 use crate::supervisor::Supervisor;
 use crate::supervisor::options::owner::LABEL;
@@ -11,7 +13,7 @@ use bcached_control::names;
 use bcached_engine::Error;
 use bcached_format::Label;
 
-/// The label that is typed so.
+/// Parses a label.
 pub fn read(typed: &str, runtime: bool) -> Result<Label, Failure> {
     let refused = |why: &str| Failure::new(Kind::Usage, "cannot set label").why(why).option(LABEL);
     if runtime {
@@ -24,7 +26,7 @@ pub fn read(typed: &str, runtime: bool) -> Result<Label, Failure> {
 }
 
 impl Supervisor {
-    /// The label that a volume is to be given, if it has another one.
+    /// Returns the label to be written, or `None` if the volume has it already.
     pub fn judge_label(
         &self,
         entry: &VolumeEntry,
@@ -51,7 +53,7 @@ impl Supervisor {
         Ok(Some(label).filter(|label| info.label != *label))
     }
 
-    /// The name of another volume that has this label, or is called so.
+    /// The name of another volume that has this label or name.
     fn other_called(&self, entry: &VolumeEntry, label: Label) -> Option<String> {
         let text = label.to_string();
         let is_called = |other: &&VolumeEntry| {
@@ -71,8 +73,8 @@ impl Supervisor {
         }
     }
 
-    /// Warns of a volume that is served and has a label by which somebody may mean another one. Paths that two devices have
-    /// exchanged look like that.
+    /// Warns if a served volume's label may be taken for another volume. Two devices that have
+    /// exchanged their paths look like that.
     pub fn tell_label_of_another(&self, entry: &VolumeEntry) {
         let VolumeState::Served(info) = &entry.state else { return };
         let (name, label) = (entry.display_name(), info.label.to_string());
@@ -89,7 +91,7 @@ impl Supervisor {
         }
     }
 
-    /// The engine has written it, or not.
+    /// Handles the engine's answer: it has written the label, or failed.
     pub fn labelled(&self, volume: usize, label: Label, outcome: Result<(), Error>) -> Result<(), Failure> {
         let entry = {
             let mut shared = self.shared();

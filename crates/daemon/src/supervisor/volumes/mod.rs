@@ -26,7 +26,7 @@ use next_step::{Step, Unserved};
 use reconnect::Absent;
 
 impl Supervisor {
-    /// Takes the volume's next step: gives its device to the engine, or finds out what it waits for.
+    /// Takes the volume's next step: gives its device to an engine, or finds out what it waits for.
     pub fn try_volume(&mut self, index: usize) {
         let Some((device, step)) = self.shared().table.next_step(index) else { return };
         if !self.shared().table.volumes[index].is_due() {
@@ -39,7 +39,7 @@ impl Supervisor {
         let state = match found {
             Ok(state) => {
                 if !matches!(state, VolumeState::Attaching) {
-                    // Its device answers: it is something else that it waits for.
+                    // Its device answers: it waits for something else.
                     self.shared().table.volumes[index].again = None;
                 }
                 state
@@ -59,7 +59,8 @@ impl Supervisor {
         device: &str,
         cache: Option<usize>,
     ) -> Result<VolumeState, Unopened> {
-        // Opened only when somebody takes it: each close after an opening for writing wakes up udev.
+        // Opened only when an engine takes it: each close after an opening for writing wakes up
+        // udev.
         let superblock = self.look(index, device)?;
         match self.engine_for(index, cache, &superblock) {
             Ok(server) => self.give_to(index, device, &superblock, server),
@@ -71,7 +72,7 @@ impl Supervisor {
         }
     }
 
-    /// Its cache, called so, cannot be had for this reason.
+    /// Handles a volume whose cache, with this name, is unavailable for this reason.
     fn without_cache(
         &mut self,
         index: usize,
@@ -88,7 +89,7 @@ impl Supervisor {
         self.lacks(index, device, Some(cache), (&superblock, reason, waits))
     }
 
-    /// Its cache is missing: it waits for that, or is served without it.
+    /// Handles a volume whose cache is missing: it waits for the cache, or is served without it.
     fn lacks(
         &mut self,
         index: usize,
@@ -124,7 +125,7 @@ impl Supervisor {
         }
     }
 
-    /// Opens the device for who serves it.
+    /// Opens the device and gives it to an engine.
     fn give_to(
         &mut self,
         index: usize,
@@ -144,7 +145,7 @@ impl Supervisor {
         let added = move |result| drop(sender.send(Event::VolumeAdded(index, Box::new(result))));
         let way = match is_uncached {
             true => Way::Uncached,
-            // What another set holds of it is void, and it is to be this one's.
+            // Its data in another set is invalid, and it is to belong to this set.
             false if superblock.state() == BackingState::Stale && is_meant => Way::Adopted,
             false => Way::Cached,
         };
@@ -153,7 +154,7 @@ impl Supervisor {
         Ok(VolumeState::Attaching)
     }
 
-    /// The engine of a volume's cache, or the one that serves it without: then that is said.
+    /// The engine of a volume's cache, or the one that serves it without a cache (true).
     fn engine_for(
         &self,
         index: usize,
@@ -176,7 +177,7 @@ impl Supervisor {
         let found = self.shared().table.engine_for(cache, superblock);
         match found {
             Ok((index, engine)) => Ok((index, engine, false)),
-            // Its cache is not served here, and all that is in it is on the device, too.
+            // Its cache is not served here, and everything in it is on the backing device, too.
             Err(Unserved::Failed(_)) if is_said && superblock.state() == BackingState::Clean => without(),
             Err(reason) => Err(reason),
         }
@@ -192,7 +193,7 @@ impl Supervisor {
         Ok(superblock)
     }
 
-    /// An engine has attached a volume, or says why not.
+    /// Handles an engine's answer: it has attached a volume, or says why not.
     pub fn volume_added(&self, index: usize, result: Result<Added, Error>) {
         let Added { volume, cut_short } = match result {
             Ok(added) => added,
@@ -217,9 +218,10 @@ impl Supervisor {
 }
 
 impl VolumeEntry {
-    /// Why an engine has not attached it.
+    /// The failure for a volume that an engine has not attached.
     fn not_attached(&self, error: &Error) -> Failure {
-        // Two devices of one UUID: its names may stand for either, the path only for this one.
+        // Two devices have one UUID: the volume's names may stand for either, only the path for
+        // this one.
         let path = self.backing.as_ref().filter(|_| matches!(error, Error::Duplicate));
         let name = path.or(self.name.as_ref()).map_or("", String::as_str);
         engine_error::of_attach(name, error)

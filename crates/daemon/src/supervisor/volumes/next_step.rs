@@ -1,4 +1,4 @@
-//! What a volume that waits needs next, and who is to serve it.
+//! Decides what a waiting volume needs next, and which engine is to serve it.
 
 use crate::engine_thread::Engine;
 use crate::supervisor::report::reasons;
@@ -9,13 +9,15 @@ use bcached_format::{BackingSuperblock, Uuid};
 
 /// What a volume needs next.
 pub enum Step {
-    /// Its device is to be opened and given to the engine of its cache: this one, or the one its superblock names.
+    /// Open its device and give it to the engine of this cache, or of the one that its superblock
+    /// names.
     Open(Option<usize>),
-    /// Its cache cannot be had, or not yet, for this reason: the volume's device tells what that means for it.
+    /// Its cache is unavailable for this reason: read the volume's device to see what that means
+    /// for it.
     Look(CacheName, Failure),
 }
 
-/// What a cache is called, for a sentence.
+/// The name of a cache, for a sentence.
 pub type CacheName = String;
 
 /// Why no engine takes a volume.
@@ -24,12 +26,12 @@ pub enum Unserved {
     Waits(Failure),
     /// Its cache, whichever that is, is missing.
     Missing(Failure),
-    /// For good.
+    /// Permanently.
     Failed(Failure),
 }
 
 impl Table {
-    /// The device and the next step of a volume that waits, if there is one.
+    /// The device and the next step of a waiting volume, if there is one.
     pub fn next_step(&mut self, index: usize) -> Option<(String, Step)> {
         let entry = self.volumes.get(index)?;
         let VolumeState::Waiting(_) = entry.state else { return None };
@@ -38,7 +40,7 @@ impl Table {
         let is_moving = cache.and_then(|cache| self.former_of(cache)).is_some();
         let state = cache.and_then(|cache| self.caches.get(cache)).map(|cache| &cache.state);
         match state {
-            // Its device says on which of the two it is.
+            // The volume's device says on which of the two caches it is.
             Some(_) if is_moving => Some((device, Step::Open(cache))),
             Some(CacheState::Failed(failure))
                 if !self.strict && (cacheless::is_missing(failure) || failure.kind == Kind::NotBcache) =>
@@ -55,11 +57,12 @@ impl Table {
                 let (cache, reason) = (&self.caches[cache?], reason.clone());
                 Some((device, Step::Look(cache.display_name().to_owned(), reason)))
             }
-            // An opening takes a moment, which is nothing to be warned of.
+            // An opening takes a moment and does not deserve a warning.
             Some(CacheState::Opening { .. }) => {
                 let again = &self.caches[cache?];
                 if let Some(reason) = &again.trouble {
-                    // It may fail once more, or hang: who can do without it does not wait for that.
+                    // The opening may fail again, or hang: a volume that can be served without it
+                    // does not wait.
                     return Some((device, Step::Look(again.display_name().to_owned(), reason.clone())));
                 }
                 self.volumes[index].state = VolumeState::Waiting(reasons::its_cache_opens());
@@ -70,8 +73,8 @@ impl Table {
         }
     }
 
-    /// A set has come, with this cache. Whoever was refused because the set that its device belongs to was not here may be served now,
-    /// unless its section says that it is to have another cache.
+    /// Retries refused volumes after this cache's set has opened: a volume that was refused because
+    /// its set was missing may be served now, unless its section names another cache.
     pub fn set_has_come(&mut self, cache: usize) {
         for index in 0..self.volumes.len() {
             let entry = &self.volumes[index];
@@ -82,7 +85,7 @@ impl Table {
         }
     }
 
-    /// A cache has forgotten the volume. If it was refused because of a set, it is tried again.
+    /// Retries a volume that a cache has forgotten, if it was refused because of a set.
     pub fn volume_is_forgotten(&mut self, uuid: Uuid) {
         for entry in self.volumes.iter_mut().filter(|entry| entry.uuid == Some(uuid)) {
             if is_refused(entry) {
@@ -91,7 +94,7 @@ impl Table {
         }
     }
 
-    /// The cache that a volume's section names: that one, or, if it names none, the only one there is.
+    /// The cache that a volume's section names, or, if it names none, the only one there is.
     pub fn cache_said(&self, wanted: Option<&str>) -> Option<usize> {
         match wanted {
             Some(bcached_config::NO_CACHE) => None,
@@ -106,7 +109,8 @@ impl Table {
         }
     }
 
-    /// A volume has, or is to have, the cache that somebody says; nothing said is no other.
+    /// Returns true if the volume has, or is to have, the cache called `said`; `None` means no
+    /// change.
     pub fn has_cache(&self, entry: &VolumeEntry, said: Option<&str>) -> bool {
         let wanted = entry.wanted_cache.as_deref();
         let is_on = |said: &str| {
@@ -123,7 +127,8 @@ impl Table {
         })
     }
 
-    /// The engine of the volume's cache: the one that is meant, else the one whose set the superblock names.
+    /// The engine of the volume's cache: the configured one, else the one whose set its superblock
+    /// names.
     pub fn engine_for(
         &self,
         cache: Option<usize>,
@@ -168,7 +173,7 @@ impl Table {
         });
         let waited_for: Vec<_> = waited_for.collect();
         if let Some(first) = waited_for.first() {
-            // It may be any of them, also one that only is in use.
+            // The volume may belong to any of them, also to one that is only in use.
             let reason = waited_for.iter().find(|reason| !cacheless::is_missing(reason));
             let waits = reasons::cache_waits(superblock, None, reason.unwrap_or(first));
             return Err(if reason.is_some() { Unserved::Waits(waits) } else { Unserved::Missing(waits) });
@@ -179,7 +184,7 @@ impl Table {
     }
 }
 
-/// It was refused because of the set that its device belongs to.
+/// Returns true if the volume was refused because of the set that its device belongs to.
 fn is_refused(entry: &VolumeEntry) -> bool {
     matches!(&entry.state, VolumeState::Failed(failure) if failure.kind == Kind::WrongSet)
 }

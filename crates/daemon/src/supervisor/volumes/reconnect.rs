@@ -1,8 +1,13 @@
-//! Backing devices that go away while they are served, and come back as another device: a cable, a bus that was reset, a SAN.
+//! Backing devices that go away while they are served and come back as another device, because of a
+//! cable, a bus reset or a SAN.
 //!
-//! What is open never works again. While it fails its like is looked for, as at a start: where the configuration says, or, once the system
-//! has it no more, anywhere by its UUID. Requests that need it wait for it in the engine, or fail, as `on_backing_error` says; those that
-//! need only the cache go on. When it is there the engine lets go of the old device and has the new one, and who waited goes on. A device that is ill and not gone is never looked for by its UUID: what else carries that is a copy.
+//! The old open device never works again. While it fails, a replacement is looked for, as at a
+//! start: where the configuration says, or, once the system no longer has the device, anywhere by
+//! its UUID. Meanwhile requests that need the device wait in the engine, or fail, as
+//! `on_backing_error` says; those that need only the cache continue. When a replacement appears,
+//! the engine closes the old device and takes the new one, and the waiting requests continue. A
+//! device that fails but is not gone is never looked for by its UUID: another device with that UUID
+//! is a copy.
 
 use crate::engine_error;
 use crate::engine_thread::NotTaken;
@@ -18,13 +23,13 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// How long a device that was not taken up is left alone at most.
+/// The longest pause before a device that was not taken up is tried again.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// What the loop knows of backing devices that fail.
+/// Backing devices that fail.
 #[derive(Default)]
 pub struct Returns {
-    /// By volume, those that are looked for.
+    /// Those that are looked for, by volume.
     absent: BTreeMap<usize, Absent>,
     /// Those that their engines are about to take up.
     returning: BTreeMap<usize, Returning>,
@@ -32,35 +37,35 @@ pub struct Returns {
     slow: Patience<Found<BackingDevice>>,
 }
 
-/// A device that is looked for.
+/// The retry state of a device that is looked for.
 #[derive(Clone)]
 pub struct Absent {
     /// When it is looked for next.
     next: Instant,
     pause: Duration,
-    /// The log has said that it is gone.
+    /// The log has reported that it is gone.
     is_gone: bool,
-    /// Why it is not taken up, as the log was told.
+    /// Why it is not taken up, as last reported in the log.
     told: Option<Failure>,
 }
 
 impl Absent {
-    /// From now on.
+    /// Starts looking now.
     pub fn since_now() -> Self {
         Self { next: Instant::now(), pause: RETRY, is_gone: false, told: None }
     }
 
-    /// True for the first who says that it is gone.
+    /// Marks it as gone; returns true the first time.
     pub fn goes(&mut self) -> bool {
         let is_first = !std::mem::replace(&mut self.is_gone, true);
         if is_first {
-            // Whatever was told of it before has to be told again.
+            // Earlier reports have to be repeated.
             self.told = None;
         }
         is_first
     }
 
-    /// Whether it is to be looked for now; if so, next after a pause.
+    /// Returns true if it is to be looked for now; the next look is then due after a pause.
     pub fn is_due(&mut self) -> bool {
         let now = Instant::now();
         let is_due = self.next <= now;
@@ -70,12 +75,13 @@ impl Absent {
         is_due
     }
 
-    /// It is looked for as soon as somebody can.
+    /// Makes the next look due at once.
     pub fn soon(&mut self) {
         self.next = Instant::now();
     }
 
-    /// Nothing is there that could be taken up; true if something was that was not.
+    /// Records that there is no device to take up. Returns true if there was one before that was
+    /// not taken up.
     pub fn is_away(&mut self) -> bool {
         let is_news = self.told.take().is_some();
         if is_news {
@@ -84,14 +90,15 @@ impl Absent {
         is_news
     }
 
-    /// It was not taken up, and is left alone for a while; true if that is news for the log.
+    /// Records that it was not taken up, and backs off. Returns true if the reason is news for the
+    /// log.
     pub fn refused(&mut self, failure: &Failure) -> bool {
         self.pause = (self.pause * 2).min(PAUSE_MAX);
         self.next = Instant::now() + self.pause;
         self.tells(failure)
     }
 
-    /// Why it is not there, or not taken up; true if that is news for the log.
+    /// Records why it is missing or not taken up. Returns true if that is news for the log.
     pub fn tells(&mut self, failure: &Failure) -> bool {
         let is_news = self.told.as_ref() != Some(failure);
         if is_news {
@@ -108,19 +115,19 @@ struct Returning {
 }
 
 impl Returns {
-    /// There is something to look at soon.
+    /// Returns true if there is something to check soon.
     pub fn is_busy(&self) -> bool {
         !self.absent.is_empty() || !self.returning.is_empty()
     }
 }
 
-/// Nothing has succeeded since it failed last.
+/// Returns true if no operation has succeeded since the last failure.
 pub fn fails(health: &DiskHealth) -> bool {
     health.last_error.is_some() && health.successes_since == 0
 }
 
 impl Supervisor {
-    /// Looks for the backing devices of the volumes of this cache that are gone, or fail.
+    /// Looks for the backing devices of this cache's volumes that are gone or fail.
     pub fn look_for_absent(&mut self, cache: usize, status: &Status) {
         let served: Vec<_> = {
             let shared = self.shared();
@@ -140,7 +147,8 @@ impl Supervisor {
                     self.shared().table.volumes[volume].absent = None;
                 }
             } else if health.waiting == 0 {
-                // What it has not answered yet it may still do, and who uses the volume would wait for that.
+                // Only if nothing is pending: a pending request may still complete, and clients of
+                // the volume would wait for that.
                 self.look_for(volume, &entry, known, is_gone);
             }
         }
@@ -175,7 +183,8 @@ impl Supervisor {
         }
     }
 
-    /// Its engine has it, when all that it was asked of the volume has ended; what is asked from now on waits there.
+    /// Gives the device to the volume's engine, which takes it up once all requests in flight of
+    /// the volume have completed. New requests wait in the engine.
     fn begin_return(&mut self, volume: usize, backing: BackingDevice) {
         let (engine, served) = {
             let mut shared = self.shared();
@@ -187,7 +196,7 @@ impl Supervisor {
                 return;
             };
             let found = (engine, served.clone());
-            // Nobody begins anything with it meanwhile.
+            // Nothing is begun with the volume meanwhile.
             shared.table.volumes[volume].state = VolumeState::Attaching;
             found
         };
@@ -200,7 +209,8 @@ impl Supervisor {
         engine.take_back(id, device, Box::new(answer));
     }
 
-    /// Its engine has taken it up, or says why not. What is lost is what the next flush of a client says.
+    /// Handles the engine's answer: it has taken the device up, or says why not. The next flush of
+    /// a client reports a loss.
     pub fn returned(&mut self, volume: usize, taken: Result<Option<Error>, NotTaken>) {
         let Some(Returning { served, presence, path, .. }) = self.returns.returning.remove(&volume) else {
             return;
@@ -225,7 +235,7 @@ impl Supervisor {
             }
             Ok(lost) => {
                 self.returns.absent.remove(&volume);
-                // The log knows nothing of this one yet.
+                // The log has reported nothing of this device yet.
                 entry.backing.as_ref().map(|device| self.said.remove(device));
                 let path = path.display();
                 tracing::info!(event = "device-returned", "volume {name}: its device is back as {path}");
@@ -238,11 +248,11 @@ impl Supervisor {
             }
         }
         self.publish(&entry);
-        // It may have been said while the device was being exchanged.
+        // A cache mode may have been requested while the device was being exchanged.
         self.apply_cache_mode(volume, Done::nobody());
     }
 
-    /// Forgets those that are served no more, also because their engine has ended.
+    /// Forgets volumes that are no longer served, also because their engine has ended.
     pub fn look_after_returns(&mut self) {
         let states: Vec<_> = {
             let state = |entry: &VolumeEntry| match entry.state {
@@ -257,7 +267,8 @@ impl Supervisor {
         self.returns.returning.retain(|volume, _| is(volume).1);
     }
 
-    /// Why not; `note` is [`Absent::refused`] if it is left alone for a while.
+    /// Records and logs why a device was not taken up; `note` is [`Absent::refused`] if it backs
+    /// off.
     fn not_taken(&mut self, volume: usize, failure: Failure, note: fn(&mut Absent, &Failure) -> bool) {
         let Some(absent) = self.returns.absent.get_mut(&volume) else { return };
         if !note(absent, &failure) {

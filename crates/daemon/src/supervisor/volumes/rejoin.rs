@@ -1,9 +1,11 @@
-//! What has to come to a new cache device after a dead one was replaced: nothing leaves the dead one, so the volumes come by themselves, when
-//! the new set is open. Whoever asked for it waits until they have, and learns what that waits for.
+//! Tracks the volumes that have to come to a new cache device after a dead one was replaced.
+//! Nothing can be moved off the dead device, so the volumes attach by themselves when the new set
+//! is open. The client that asked for the replacement waits until they have, and learns what that
+//! waits for.
 //!
-//! Nothing here does anything to a volume. A wait that is given up, or that a daemon's end cuts off, leaves nothing half done, and the same
-//! command waits again. Each device has its `wait`, as at a start; the first look at a device, and the opening of a set, are waited for as long as
-//! they take.
+//! Nothing here changes a volume. A wait that is cancelled, or cut off by the end of the daemon,
+//! leaves nothing half done, and the same command waits again. Each device has its `wait`, as at a
+//! start. The first look at a device and the opening of a set are waited for without limit.
 
 use crate::supervisor::Supervisor;
 use crate::supervisor::jobs::{Job, Subject};
@@ -13,26 +15,26 @@ use bcached_control::failure::{Failure, Kind};
 use bcached_control::jobs::{Job as Shown, State, Verb};
 use std::time::Duration;
 
-/// How far they are.
+/// How far the volumes are.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Arrival {
     /// All that can come have come.
     Done,
-    /// For this, as a clause.
+    /// Waits for this, as a clause.
     Waits(String),
-    /// This keeps something from coming, and will.
+    /// This permanently keeps a volume from coming.
     Fails(Failure),
 }
 
 impl Supervisor {
-    /// The work is to wait for what comes to the cache.
+    /// Begins a job that waits for the volumes that come to the cache.
     pub fn begin_arrival(&self, cache: usize, name: &str) -> Shown {
         let mut shown = Shown::new(Verb::Replace, name.to_owned(), State::Running);
         shown.id = Some(self.shared().jobs.add(Job::new(&shown, Subject::Arrivals(cache), None)));
         shown
     }
 
-    /// The same for who asks once more for what was done already, if anything still is on its way.
+    /// The same for a repeated request, if anything is still on its way.
     pub fn wait_again(&self, name: &str) -> Result<Shown, Failure> {
         let cache = self.cache_called_so(name)?;
         let running = self.shared().jobs.arriving(cache);
@@ -45,7 +47,7 @@ impl Supervisor {
         Ok(self.begin_arrival(cache, name))
     }
 
-    /// Ends what has been waited for, one way or the other.
+    /// Ends the waits that are over, successfully or not.
     pub fn look_after_arrivals(&self) {
         let all = self.shared().jobs.arrivals();
         for (number, cache, waited) in all {
@@ -65,7 +67,7 @@ impl Supervisor {
         }
     }
 
-    /// Somebody does not want to wait.
+    /// Cancels a wait.
     pub fn stop_waiting(&self, number: u64) {
         let failure = Failure::new(Kind::Cancelled, "it is not waited for any more")
             .why("nothing goes back to a cache that is dead: its volumes come to the new device as soon as they can")
@@ -75,7 +77,7 @@ impl Supervisor {
 }
 
 impl Table {
-    /// What of the volumes that are to be on the cache has not come to it, after so long.
+    /// Which of the cache's volumes have not come to it, after waiting for `waited`.
     pub fn arrival(&self, cache: usize, waited: Duration) -> Arrival {
         let entry = &self.caches[cache];
         let name = entry.display_name();
@@ -104,7 +106,7 @@ impl Table {
             _ => return Arrival::Waits("the new device is not open yet".to_owned()),
         }
         let all: Vec<_> = volumes.iter().map(|entry| entry.arrival(cache)).collect();
-        // What can come is waited for, whatever else cannot.
+        // As long as one can still come, wait for it, even if another cannot.
         let waits = all.iter().find_map(|one| match one {
             Arrival::Waits(what) => Some(what.clone()),
             _ => None,
@@ -116,7 +118,7 @@ impl Table {
         }
     }
 
-    /// How far they are, if they have to come from a dead one. A cache that was never another device waits for nobody.
+    /// The same for a cache that replaced a dead one. Any other cache waits for no volume.
     pub fn arrival_after_dead(&self, cache: usize) -> Arrival {
         match self.caches[cache].is_awaited {
             true => self.arrival(cache, Duration::ZERO),
@@ -124,14 +126,14 @@ impl Table {
         }
     }
 
-    /// Caches for whose volumes nobody has to wait any more, with their names.
+    /// Caches that no longer have volumes to wait for, with their names.
     fn have_all_come(&self) -> Vec<(usize, String)> {
         let awaited = self.lasting_caches().filter(|(_, cache)| cache.is_awaited);
         let come = awaited.filter(|(index, _)| self.arrival(*index, Duration::ZERO) == Arrival::Done);
         come.map(|(index, cache)| (index, cache.display_name().to_owned())).collect()
     }
 
-    /// The volumes that are to be on it. What somebody has stopped or removed is not.
+    /// The volumes that are to be on the cache, without stopped and removed ones.
     fn coming_to(&self, cache: usize) -> impl Iterator<Item = &VolumeEntry> {
         let all = self.volumes.iter().filter(|entry| entry.backing.is_some());
         all.filter(|entry| !entry.is_gone() && !entry.is_leaving())
@@ -139,14 +141,14 @@ impl Table {
     }
 }
 
-/// The new device cannot be used.
+/// The failure: the new device cannot be used.
 fn of_device(failure: &Failure) -> Failure {
     let next = failure.next.as_deref().unwrap_or("`bcached status` says how it stands");
     Failure::new(failure.kind, "the new device is not served").why(failure.reason()).next(next)
 }
 
 impl VolumeEntry {
-    /// How far it is on its way to the cache.
+    /// How far the volume is on its way to the cache.
     fn arrival(&self, cache: usize) -> Arrival {
         let name = self.display_name();
         match &self.state {
@@ -159,7 +161,7 @@ impl VolumeEntry {
             VolumeState::Served(_) if self.lack.is_some() => {
                 Arrival::Waits(format!("{name} is served without a cache still"))
             }
-            // It is where its section does not say.
+            // It is on a cache that its section does not name.
             VolumeState::Served(_) => Arrival::Done,
             VolumeState::Attaching => Arrival::Waits(format!("the new cache takes {name} up")),
             VolumeState::Waiting(why) => Arrival::Waits(format!("{name} is not served: {why}")),

@@ -1,5 +1,6 @@
-//! The kernel's control files, a table for each kind of directory: name, what is to be read, what can be written. The mode follows
-//! from that. A file that the kernel has and that means nothing here says what is so here, and takes nothing else.
+//! The tables of the kernel's control files, one for each kind of directory: name, what a read
+//! returns, what a write does. The mode follows from that. A file of the kernel that has no meaning
+//! here returns what is true here, and accepts no other value.
 
 mod of_backing;
 mod of_cache;
@@ -21,75 +22,76 @@ use bcached_control::status::{Cache, CacheCounts, Volume, VolumeFacts};
 pub struct File {
     /// Its name.
     pub name: &'static str,
-    /// What it says.
+    /// What a read returns.
     pub read: Read,
-    /// What it takes.
+    /// What a write does.
     pub write: Write,
 }
 
-/// What a file says.
+/// What a read returns.
 #[derive(Clone, Copy, Debug)]
 pub enum Read {
-    /// It can only be written.
+    /// The file can only be written.
     Never,
-    /// Something of a set, to the end of the line.
+    /// A value of a set, up to the end of the line.
     Set(fn(&Set<'_>) -> String),
-    /// Something of a volume, likewise.
+    /// A value of a volume, likewise.
     Member(fn(&Member<'_>) -> String),
-    /// Something of what is counted, likewise.
+    /// A value of the statistics, likewise.
     Counted(fn(&Counted) -> String),
     /// The value of an option.
     Option(Scope, &'static str),
-    /// How old the data in the buckets is, which every bucket is looked at for.
+    /// How old the data in the buckets is, which needs a scan of all buckets.
     Ages,
-    /// Always that, and no more than that: not even the end of a line.
+    /// This text only, without an added line end.
     Bare(fn(&Set<'_>) -> String),
 }
 
-/// What a file takes.
+/// What a write does.
 #[derive(Clone, Copy, Debug)]
 pub enum Write {
-    /// It can only be read.
+    /// The file can only be read.
     Never,
-    /// Another value of an option.
+    /// Sets an option.
     Option(Scope, &'static str),
-    /// A value of this kind, but none than the one that it has: for this reason.
+    /// Accepts a value of this kind only if it is the present one; otherwise it is refused for this
+    /// reason.
     Fixed(Kind, &'static str),
-    /// Something is to be done.
+    /// Carries out an action.
     Deed(Deed),
-    /// Nothing, for this reason.
+    /// Refuses any value, for this reason.
     Refused(&'static str),
 }
 
-/// What is to be done.
+/// An action.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Deed {
-    /// The volume goes to the set whose UUID is written.
+    /// Attaches the volume to the set whose UUID is written.
     Attach,
-    /// It leaves its set.
+    /// Detaches the volume from its set.
     Detach,
-    /// It is not served before the next start.
+    /// Stops serving the volume until the next start.
     Stop,
-    /// It is to run, which it does.
+    /// Runs the volume, which already runs.
     Run,
-    /// What is counted of the volume, the set or the cache device begins anew in these files.
+    /// Resets the statistics of the volume, the set or the cache device, in these files.
     ClearStats,
-    /// A volume of that size is made that lives in the cache alone.
+    /// Makes a flash-only volume of this size.
     CreateFlash,
-    /// Such a volume gets that size.
+    /// Resizes such a volume.
     Resize,
 }
 
-/// A set that is open.
+/// An open set.
 #[derive(Clone, Copy)]
 pub struct Set<'a> {
-    /// What it is.
+    /// The cache.
     pub cache: &'a Cache,
-    /// What it counts.
+    /// Its counters.
     pub counts: &'a CacheCounts,
-    /// The rest of that.
+    /// The rest of them.
     pub numbers: &'a CacheNumbers,
-    /// What of it does not count any more.
+    /// The part of them that was cleared.
     pub cleared: Written,
 }
 
@@ -100,12 +102,12 @@ pub struct Written {
     pub data: u64,
     /// All else.
     pub metadata: u64,
-    /// Nodes of the btree among that.
+    /// The B-tree nodes among the metadata.
     pub btree: u64,
 }
 
 impl Written {
-    /// What a set counts.
+    /// The counters of a set.
     #[must_use]
     pub fn of(counts: &CacheCounts, numbers: &CacheNumbers) -> Self {
         Self {
@@ -115,7 +117,7 @@ impl Written {
         }
     }
 
-    /// What has come since; all of it, if it counts from the beginning again.
+    /// Returns what was written since the clearing; all of it if the counters have started anew.
     #[must_use]
     pub const fn since(self, cleared: Self) -> Self {
         if self.data < cleared.data || self.metadata < cleared.metadata || self.btree < cleared.btree {
@@ -132,11 +134,11 @@ impl Written {
 /// A volume that is served.
 #[derive(Clone, Copy)]
 pub struct Member<'a> {
-    /// What it is.
+    /// The volume.
     pub volume: &'a Volume,
-    /// The same while it is served.
+    /// What is known of it while it is served.
     pub facts: &'a VolumeFacts,
-    /// What it counts.
+    /// Its counters.
     pub numbers: &'a VolumeNumbers,
 }
 
@@ -157,7 +159,7 @@ impl File {
         Self { name, read: Read::Member(read), write: Write::Never }
     }
 
-    /// An option of the same name.
+    /// A file for the option of the same name.
     const fn option(scope: Scope, name: &'static str) -> Self {
         Self { name, read: Read::Option(scope, name), write: Write::Option(scope, name) }
     }

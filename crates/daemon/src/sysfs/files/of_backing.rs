@@ -1,11 +1,12 @@
-//! The directory of a backing device, which is also that of its volume; and of a volume that lives in its cache alone.
+//! The directory of a backing device, which is also that of its volume; and that of a flash-only
+//! volume.
 
 use super::super::print::{choice, lines, signed_size, size};
 use super::{Deed, File, Member, Read, Write};
 use bcached_config::options::Scope;
 use bcached_config::options::value::Kind;
 
-/// What the kernel prints where nothing holds a rate back, in sectors a second.
+/// What the kernel prints for an unlimited rate, in sectors a second.
 const UNLIMITED: u64 = i32::MAX as u64;
 
 const POLICIES: &[&str] = &["all", "meta-only"];
@@ -79,7 +80,7 @@ pub static BACKING: &[File] = &[
     },
 ];
 
-/// The files of a volume that lives in its cache alone.
+/// The files of a flash-only volume.
 pub static FLASH: &[File] = &[
     label(),
     File {
@@ -93,10 +94,10 @@ pub static FLASH: &[File] = &[
     ),
 ];
 
-/// As many errors as the kernel can count: it never comes to that.
+/// As many errors as the kernel can count: the limit is never reached.
 const NEVER: u64 = i32::MAX as u64;
 
-/// What the kernel prints of a device without stripes, in bytes.
+/// What the kernel prints for a device without stripes, in bytes.
 const NO_STRIPES: u64 = 1 << 40;
 
 const fn label() -> File {
@@ -115,13 +116,13 @@ fn is_written_back(member: &Member<'_>) -> bool {
     member.facts.writeback.as_ref().and_then(|writeback| writeback.writeback_running).unwrap_or(false)
 }
 
-/// In bytes a second.
+/// Returns the write-back rate in bytes a second.
 fn rate(member: &Member<'_>) -> u64 {
     let writeback = member.facts.writeback.as_ref().filter(|_| is_written_back(member));
     writeback.map_or(0, |writeback| writeback.writeback_rate_bytes.unwrap_or(UNLIMITED * 512))
 }
 
-/// Where the rate comes from.
+/// Returns the state of the rate controller.
 fn controller(member: &Member<'_>) -> String {
     let runs = is_written_back(member);
     let now = |value: i64| if runs { value } else { 0 };

@@ -1,4 +1,4 @@
-//! `SET` and `SET/internal`, and what stands beside the sets.
+//! `SET` and `SET/internal`, and the files beside the sets.
 
 use super::super::print::{Part, choice, lines, size};
 use super::{Deed, File, Read, Set, Write};
@@ -49,7 +49,7 @@ pub static SET: &[File] = &[
 
 const ERRORS: &[&str] = &["unregister", "panic"];
 
-/// The kernel's word for large buckets stands for those that its old field cannot hold.
+/// The kernel reports `large_bucket` for bucket sizes that its old field cannot hold.
 const LARGE_BUCKET_BYTES: u64 = 32 << 20;
 
 const GC: &str =
@@ -83,7 +83,7 @@ pub static INTERNAL: &[File] = &[
     File::of_set("btree_split_last_sec", |set| Part::Last(1_000_000).of(&set.numbers.btree_split)),
     File::of_set("btree_split_max_duration_us", |set| Part::Longest(1).of(&set.numbers.btree_split)),
     File::of_set("btree_used_percent", |set| set.numbers.btree_used_percent.to_string()),
-    // A bucket that is read is not reused.
+    // A bucket that is being read is never reused.
     File::of_set("cache_read_races", none),
     fixed_flag("copy_gc_enabled", "1", "moving is what keeps a cache of half empty buckets from being full"),
     of_option("cutoff_writeback"),
@@ -94,7 +94,7 @@ pub static INTERNAL: &[File] = &[
         if is_set { "[large_bucket]\n" } else { "large_bucket\n" }.to_owned()
     }),
     bare("feature_ro_compat", |_| String::new()),
-    // Room in the journal is made in another way.
+    // Journal space is reclaimed in another way.
     File::of_set("flush_write", none),
     fixed_flag("gc_after_writeback", "0", GC),
     fixed_flag("gc_always_rewrite", "0", GC),
@@ -108,7 +108,7 @@ pub static INTERNAL: &[File] = &[
     File::of_set("writeback_keys_failed", |set| set.numbers.writeback_keys_failed.to_string()),
 ];
 
-/// There is nothing of that kind here.
+/// The value of what does not exist here.
 fn none(_: &Set<'_>) -> String {
     "0".to_owned()
 }
@@ -121,7 +121,7 @@ const fn bare(name: &'static str, read: fn(&Set<'_>) -> String) -> File {
     File { name, read: Read::Bare(read), write: Write::Never }
 }
 
-/// A flag that is always so.
+/// A flag with a fixed value.
 const fn fixed_flag(name: &'static str, is: &'static str, why: &'static str) -> File {
     let read: fn(&Set<'_>) -> String = match is.as_bytes() {
         b"1" => |_| "1".to_owned(),
@@ -130,7 +130,7 @@ const fn fixed_flag(name: &'static str, is: &'static str, why: &'static str) -> 
     File { name, read: Read::Set(read), write: Write::Fixed(Kind::Flag, why) }
 }
 
-/// The kernel keeps trees in memory to find keys by. Nodes are told, and of the rest that there is nothing.
+/// The kernel keeps search trees in memory. Only the number of nodes applies here; the rest is 0.
 fn search_trees(set: &Set<'_>) -> String {
     let nothing = || "0".to_owned();
     let text = lines(&[

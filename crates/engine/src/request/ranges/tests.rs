@@ -9,6 +9,7 @@ fn grant(ranges: &mut Ranges, claim: Claim) -> bool {
 
 #[test]
 fn overlapping_writes_go_in_order_of_arrival() {
+    // Proves invariant D34.
     let mut ranges = Ranges::default();
     let first = ranges.queue_write(0, 10);
     let second = ranges.queue_write(5, 15);
@@ -24,6 +25,7 @@ fn overlapping_writes_go_in_order_of_arrival() {
 
 #[test]
 fn a_write_drops_the_fills_it_overlaps_and_keeps_others_out() {
+    // Proves invariant D34.
     let mut ranges = Ranges::default();
     let fill = ranges.begin_fill(0, 8).expect("nothing in progress");
     let other = ranges.begin_fill(8, 16).expect("nothing in progress");
@@ -38,6 +40,7 @@ fn a_write_drops_the_fills_it_overlaps_and_keeps_others_out() {
 
 #[test]
 fn cleanings_and_writes_to_the_backing_device_exclude_each_other() {
+    // Proves invariant D34.
     let mut ranges = Ranges::default();
     let clean = ranges.begin_clean(0, 100).expect("free");
     let write = ranges.queue_write(50, 60);
@@ -88,6 +91,7 @@ fn of_those_that_begin_together_each_ends_by_itself() {
 
 #[test]
 fn misses_from_before_a_moment_are_told_from_later_ones() {
+    // Proves invariant D35.
     let mut ranges = Ranges::default();
     let [early, _elsewhere] = [(0, 8), (8, 16)].map(|(start, end)| ranges.begin_miss(start, end));
     let then = ranges.now();

@@ -43,6 +43,7 @@ impl Buckets {
             let had = self.dirty_at(place);
             assert!(had >= sectors, "bucket {place}: {had} dirty, {sectors} removed");
             self.set_dirty_at(place, had - sectors);
+            // The bucket is not invalidated before that entry is durable: invariant D10.
             let entry = self.entry(sequence);
             self.table[place].wait_for(entry, self.entries);
             self.freed += u64::from(!was_available && self.is_available(place));

@@ -362,6 +362,7 @@ impl Buckets {
     pub fn prio(&self, id: BucketId) -> u16 {
         let bucket = &self.table[slot(id) as usize];
         if bucket.usage() == Usage::Meta || bucket.length() > 0 {
+            // The length of a node is stored with its generation: invariant D5.
             return prio::prio_of_node(bucket.length());
         }
         let age = self.clock - bucket.touched(self.clock);
@@ -511,6 +512,7 @@ impl Buckets {
     fn settle(&mut self, place: usize, was_available: bool) {
         let bucket = &self.table[place];
         let is_available = self.is_available(place);
+        // A bucket of unknown usage is nobody's victim: invariant D43.
         let rank = match bucket.usage() {
             Usage::Data if self.dirty_at(place) > 0 => None,
             Usage::Data if bucket.live > 0 => Some(Rank::Used),

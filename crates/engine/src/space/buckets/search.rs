@@ -32,7 +32,9 @@ impl Buckets {
         let mut eligible = |slot: u32| {
             let bucket = &self.table[slot as usize];
             passed_used |= bucket.pins > 0;
+            // The entry that removed its last dirty pointer is durable: invariant D10.
             let is_free = bucket.pins == 0 && bucket.release(entries) <= durable;
+            // A pointer this old must be gone before the generation goes on: invariant D12.
             let is_old = bucket.generation.after(bucket.oldest) >= STALE_MAX;
             passes_old |= is_free && is_old;
             is_free && !is_old
@@ -53,6 +55,7 @@ impl Buckets {
         for slot in &chosen {
             let id = BucketId { device: self.device, index: u64::from(*slot) };
             self.set_usage(id, Usage::Pending);
+            // A bucket with dirty data is on no list of victims: invariant D10.
             assert_eq!(self.dirty_at(*slot as usize), 0, "bucket {id} holds dirty data");
             let bucket = &mut self.table[*slot as usize];
             bucket.generation = bucket.generation.next();

@@ -388,6 +388,7 @@ mod tests {
         assert!(buckets.being_flushed(pointer(1)).is_some());
     }
 
+    /// Proves invariant D10.
     #[test]
     fn a_bucket_waits_for_the_entry_that_took_its_dirty_data_away() {
         for first in [1, u64::from(u16::MAX), 70_000] {

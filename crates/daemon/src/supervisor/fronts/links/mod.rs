@@ -1,8 +1,9 @@
-//! Names of block devices that stay the same: `/dev/bcache/by-uuid/UUID` and `/dev/bcache/by-label/LABEL`, as the kernel's bcache has them by its
-//! rules for udev, and `/dev/bcacheN` where that is asked for. A device's own number is any, and another one after each boot.
+//! Stable names of block devices: `/dev/bcache/by-uuid/UUID` and `/dev/bcache/by-label/LABEL`, as
+//! the udev rules of the kernel's bcache make them, and `/dev/bcacheN` where that is asked for. A
+//! device's own number is arbitrary, and differs after each boot.
 //!
-//! They are made here and not by udev, which learns of a device before anybody could tell it whose it is. What points elsewhere is left
-//! alone.
+//! The links are made here and not by udev, which learns of a device before it could be told which
+//! volume that is. Links that point elsewhere are left alone.
 
 mod numbered;
 
@@ -14,13 +15,13 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Where they are, and where the kernel tells of devices and of itself.
+/// Where the links are, and where the kernel shows its devices and modules.
 struct Places {
     directory: PathBuf,
     system: PathBuf,
 }
 
-/// What is judged is what is changed: one at a time.
+/// Serialises the changes: what a change is based on must not change meanwhile.
 static CHANGES: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -40,7 +41,7 @@ impl Places {
         self.by_uuid().join(uuid.to_string())
     }
 
-    /// Where devices are.
+    /// Returns the directory of the device nodes.
     fn devices(&self) -> &Path {
         self.directory.parent().unwrap_or(&self.directory)
     }
@@ -53,13 +54,13 @@ impl Places {
         self.system.join("block")
     }
 
-    /// The kernel's bcache is loaded, or a part of it.
+    /// Checks whether the kernel's bcache, or a part of it, is loaded.
     fn has_kernel(&self) -> bool {
         ["module/bcache", "fs/bcache"].iter().any(|sign| self.system.join(sign).exists())
     }
 }
 
-/// The device at `path` is that volume.
+/// Makes the links of a volume to its device at `path`.
 pub fn make(export: &Export, path: &Path) {
     let (places, _alone) = (Places::real(), alone());
     if let Err(error) = make_in(&places, export, path) {
@@ -68,27 +69,28 @@ pub fn make(export: &Export, path: &Path) {
     }
 }
 
-/// The same, of a volume whose section asks for that number, or for none: what it had of another goes. True if the link is new, else why there is
-/// none; `None` if nothing can be told of it now.
+/// Makes the numbered link of a volume whose section asks for `number`, and removes links of the
+/// volume under other numbers. Returns true if the link is new, false if it existed, or why there
+/// is none; `None` if nothing can be said of it now.
 pub fn number(uuid: Uuid, number: Option<usize>, path: &Path) -> Option<Result<bool, String>> {
     let (places, _alone) = (Places::real(), alone());
     number_in(&places, uuid, number, path)
 }
 
-/// The same, now and then, as long as the device is there.
+/// Looks after the numbered link from time to time, as long as the device exists.
 pub fn keep_number(uuid: Uuid, number: usize, path: &Path) -> Option<Result<bool, String>> {
     let (places, _alone) = (Places::real(), alone());
     numbered::keep(&places, number, (&places.of(uuid), path))
 }
 
-/// The device at `path` is nobody's.
+/// Removes the links to the device at `path`, which belongs to no volume any more.
 pub fn remove(path: &Path) {
     let _alone = alone();
     remove_in(&Places::real(), path);
 }
 
 fn make_in(places: &Places, export: &Export, path: &Path) -> io::Result<()> {
-    // It may have been another volume's before.
+    // The device may have belonged to another volume before.
     remove_in(places, path);
     let own = places.of(export.uuid);
     let mut links = vec![own.clone()];
@@ -103,7 +105,8 @@ fn make_in(places: &Places, export: &Export, path: &Path) -> io::Result<()> {
             std::fs::remove_file(&link)?;
         }
         match symlink(path, &link) {
-            // Of two volumes with one label the first has it; the kernel's bcache may have a device of that name.
+            // Of two volumes with one label the first has it; the kernel's bcache may have a device
+            // of that name.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             made => made?,
         }
@@ -128,7 +131,7 @@ fn remove_in(places: &Places, path: &Path) {
         let links = entries.map(|entry| entry.path()).filter(|link| target(link).as_deref() == Some(path));
         for link in links {
             numbered::remove(places, &link, None);
-            // Without the right to remove it there was none to make it.
+            // Without the permission to remove it, it could not have been made.
             drop(std::fs::remove_file(link));
         }
     }
@@ -138,17 +141,19 @@ fn target(link: &Path) -> Option<PathBuf> {
     std::fs::read_link(link).ok()
 }
 
-/// A link to what is not there, or to a device of nobody's: nodes of the loop driver and of the NBD client stay when they are not used.
+/// Checks for a link to nothing, or to an unused device: nodes of the loop driver and of the NBD
+/// client stay when they are not used.
 fn is_dead(link: &Path, block: &Path) -> bool {
     let is_unused = |device: PathBuf| {
         let block = block.join(device.file_name().unwrap_or_default());
-        // Whose it is stands beside it as long as it is somebody's.
+        // These files show the user of a device as long as it has one.
         is_former(link) && !block.join("loop/backing_file").exists() && !block.join("pid").exists()
     };
     target(link).is_some_and(|device| !link.exists() || is_unused(device))
 }
 
-/// A link to such a device. Of a volume's UUID it is the device that the volume has had: the kernel's bcache has no links to those.
+/// Checks for a link to a loop or NBD device. Under a volume's UUID it is the former device of the
+/// volume: the kernel's bcache has no links to those.
 fn is_former(link: &Path) -> bool {
     let target = target(link).unwrap_or_default();
     let name = target.file_name().unwrap_or_default().to_string_lossy();

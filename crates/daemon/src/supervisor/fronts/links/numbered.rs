@@ -1,16 +1,19 @@
 //! `/dev/bcacheN`, for volumes whose sections ask for a number.
 //!
-//! It leads to `/dev/bcache/by-uuid/UUID`, and by that to the device. So the link itself tells that it is ours, and whose, also after a daemon
-//! that was killed; whatever else is called so is never touched. The kernel's bcache has such names for its own devices: while it is loaded
-//! there is no link, for the node of a device whose name is taken would not be made.
+//! The link leads to `/dev/bcache/by-uuid/UUID`, and through that to the device. It thus shows by
+//! itself that it is ours, and of which volume, even after a daemon was killed. Anything else of
+//! such a name is never touched. The kernel's bcache has such names for its own devices. While it
+//! is loaded there is no link, because the kernel could not make the node of a device whose name is
+//! taken.
 
 use crate::supervisor::fronts::links::{Places, is_dead, target};
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// Of the volume that `own` leads to by its UUID, which is the block device `device`, the link of that number is there from now on: true if it was
-/// not. Else why not. `None`: `own` is not there, as whoever makes it has said.
+/// Makes sure that the link of that number exists. `own` is the link to the volume by its UUID, and
+/// `device` the volume's block device. Returns true if the link is new, false if it existed, or why
+/// there is none. `None`: `own` does not exist, as its maker has reported.
 pub fn keep(places: &Places, number: usize, (own, device): (&Path, &Path)) -> Option<Result<bool, String>> {
     let link = places.numbered(number);
     if target(own)? != device {
@@ -32,7 +35,7 @@ fn linked(places: &Places, link: &Path, own: &Path) -> Result<bool, String> {
         return Ok(false);
     }
     if is_stale(places, link) {
-        // It is tried again if that cannot be.
+        // If that fails it is tried again.
         let _gone = std::fs::remove_file(link);
     }
     match symlink(own, link) {
@@ -42,7 +45,8 @@ fn linked(places: &Places, link: &Path, own: &Path) -> Result<bool, String> {
     }
 }
 
-/// Whatever leads to `own` goes, but for the link of the number `but`: who has had another number before has it no more.
+/// Removes the numbered links to `own`, except that of the number `but`: a volume loses its former
+/// number.
 pub fn remove(places: &Places, own: &Path, but: Option<usize>) {
     let but = but.map(|number| places.numbered(number));
     let entries = std::fs::read_dir(places.devices()).into_iter().flatten().flatten();
@@ -53,7 +57,7 @@ pub fn remove(places: &Places, own: &Path, but: Option<usize>) {
 
 fn remove_if(link: &Path, own: &Path) {
     if target(link).as_deref() == Some(own) {
-        // Without the right to remove it there was none to make it.
+        // Without the permission to remove it, it could not have been made.
         drop(std::fs::remove_file(link));
     }
 }
@@ -64,12 +68,12 @@ fn is_numbered(link: &Path) -> bool {
     !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit())
 }
 
-/// The volume that one of our links leads to.
+/// Returns the by-UUID link that one of our links leads to.
 fn volume_of(places: &Places, link: &Path) -> Option<PathBuf> {
     target(link).filter(|target| target.parent() == Some(&places.by_uuid()))
 }
 
-/// One of ours, which leads nowhere.
+/// Checks for one of our links that leads nowhere.
 fn is_stale(places: &Places, link: &Path) -> bool {
     volume_of(places, link).is_some_and(|volume| !link.exists() || is_dead(&volume, &places.block()))
 }

@@ -2,7 +2,7 @@ use super::*;
 use bcached_port::Way;
 use std::fs;
 
-/// A machine of our own: its `/dev` and its `/sys`.
+/// A simulated machine: its `/dev` and its `/sys`.
 struct Machine {
     folder: tempfile::TempDir,
     places: Places,
@@ -37,7 +37,7 @@ impl Machine {
         make_in(&self.places, export, device).expect("made");
     }
 
-    /// The volume comes, with that number; why it has none.
+    /// Adds the volume, which asks for that number. Returns what becomes of the number.
     fn come(&self, volume: u8, asks: Option<usize>, device: &Path) -> Option<Result<bool, String>> {
         self.make(&export(volume, ""), device);
         self.look(volume, asks, device)
@@ -47,7 +47,7 @@ impl Machine {
         number_in(&self.places, Uuid([volume; 16]), asks, device)
     }
 
-    /// What is called `bcacheN`, as it leads to a device.
+    /// Returns the links called `bcacheN`, and the devices that they lead to.
     fn numbered(&self) -> Vec<(String, Option<PathBuf>)> {
         let entries = fs::read_dir(self.places.devices()).expect("a folder").flatten();
         let named = entries.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path()));
@@ -86,21 +86,22 @@ fn links_lead_to_their_device_and_go_with_it() {
     assert_eq!(machine.by_uuid(1), Some(first.clone()));
     assert_eq!(machine.by_uuid(2), Some(second.clone()));
     assert_eq!(label(), Some(first.clone()), "the first has it");
-    // The numbers are others after a boot.
+    // The numbers are different after a boot.
     fs::remove_file(&second).expect("gone");
     machine.make(&export(2, "a/b"), &first);
     assert_eq!((machine.by_uuid(1), label()), (None, None), "it is another's now");
     assert_eq!(machine.by_uuid(2), Some(first.clone()), "a dead link is in nobody's way");
     remove_in(&machine.places, &first);
     assert_eq!(machine.by_uuid(2), None);
-    // Devices of the loop driver and of the NBD client are there when they are nobody's.
+    // Devices of the loop driver and of the NBD client exist even when they are unused.
     let [unused, other] = ["nbd4095", "loop4095"].map(|name| machine.device(name));
     machine.make(&export(3, "data"), &unused);
     machine.make(&export(3, "data"), &other);
     let why = "the device that it had before is not its own any more";
     assert_eq!(machine.by_uuid(3), Some(other.clone()), "{why}");
     assert_eq!(label(), Some(other.clone()));
-    // Somebody has the old one mounted: what was its label's may be another volume's, its UUID is nobody else's.
+    // The old device is still mounted. Its label may be another volume's, but its UUID is no
+    // other's.
     let block = machine.places.block();
     fs::create_dir_all(block.join("loop4095/loop")).expect("a folder");
     fs::write(block.join("loop4095/loop/backing_file"), "").expect("a file");
@@ -116,7 +117,7 @@ fn a_number_leads_to_its_volumes_device_and_goes_with_it() {
     assert_eq!(machine.come(2, None, &second), None, "nobody has asked");
     assert_eq!(machine.numbered(), [is("bcache7", &first)]);
     assert_eq!(machine.look(1, Some(7), &first), Some(Ok(false)), "it is there");
-    // The next daemon, to which another configuration says something else.
+    // The next daemon has another configuration.
     assert_eq!(machine.look(1, Some(8), &first), Some(Ok(true)));
     assert_eq!(machine.look(2, Some(7), &second), Some(Ok(true)));
     assert_eq!(machine.numbered(), [is("bcache7", &second), is("bcache8", &first)]);
@@ -125,7 +126,7 @@ fn a_number_leads_to_its_volumes_device_and_goes_with_it() {
     assert_eq!(machine.numbered(), []);
 }
 
-/// A daemon that was killed has left them.
+/// Links that a killed daemon has left are replaced.
 #[test]
 fn a_number_that_leads_nowhere_is_in_nobodys_way() {
     let machine = Machine::new();
@@ -135,7 +136,7 @@ fn a_number_that_leads_nowhere_is_in_nobodys_way() {
     fs::remove_file(&gone).expect("gone");
     assert_eq!(machine.come(2, Some(0), &here), Some(Ok(true)));
     assert_eq!(machine.numbered(), [is("bcache0", &here)]);
-    // A device of the NBD client's is there, and nobody's.
+    // A device of the NBD client exists and is unused.
     assert_eq!(machine.come(3, Some(1), &nbd), Some(Ok(true)));
     assert_eq!(machine.come(4, Some(1), &other), Some(Ok(true)));
     assert_eq!(machine.numbered(), [is("bcache0", &here), is("bcache1", &other)]);
@@ -146,7 +147,7 @@ fn what_is_called_so_and_is_not_ours_stays() {
     let machine = Machine::new();
     let [own, theirs] = ["ublkb0", "sda"].map(|name| machine.device(name));
     let place = |number| machine.places.numbered(number);
-    // A node of the kernel's, a link of somebody's, one that leads nowhere, and another daemon's.
+    // A node of the kernel, a foreign link, a link that leads nowhere, and one of another daemon.
     fs::write(place(0), "").expect("a file");
     symlink(&theirs, place(1)).expect("a link");
     symlink("/dev/nonexistent", place(2)).expect("a link");
@@ -167,7 +168,7 @@ fn what_is_called_so_and_is_not_ours_stays() {
     }
     remove_in(&machine.places, &own);
     assert_eq!(machine.numbered(), before);
-    // What has the volume's UUID may be the kernel's.
+    // The link of the volume's UUID may be the kernel's.
     symlink(&theirs, machine.places.of(Uuid([1; 16]))).expect("a link");
     let told = machine.come(1, Some(4), &own).expect("it is there").expect_err("taken");
     assert!(told.contains("leads to another device"), "{told}");
@@ -192,7 +193,7 @@ fn while_the_kernels_bcache_is_loaded_there_are_no_numbers() {
     }
 }
 
-/// Whoever has taken its links away, or could not make them, has said so.
+/// A volume without a by-UUID link gets no number. The reason was logged with the missing link.
 #[test]
 fn a_number_of_a_volume_that_has_no_link_is_not_made() {
     let machine = Machine::new();
