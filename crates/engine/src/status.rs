@@ -225,7 +225,7 @@ impl CacheSet {
     pub fn status(&self) -> Status {
         let volumes = self.volumes();
         let device_can_discard = self.cache().info().discard;
-        // No number here is counted over all buckets or nodes: invariant N4.
+        // No number here is counted over all buckets or nodes: a status is made every few seconds.
         self.with(|s| Status {
             set_uuid: s.superblock.set_uuid(),
             label: s.superblock.label(),

@@ -7,8 +7,8 @@ use bcached_format::{BackingState, Uuid};
 use core::time::Duration;
 
 impl<'a> Caches<'a> {
-    /// What is known of `volume` before its device is read. Reading a device can take long, so it is
-    /// done only if it decides something.
+    /// What is known of `volume` before its device is read. Reading a device can take long, so it
+    /// is done only if it decides something.
     #[must_use]
     pub fn before(&self, volume: &Volume<'a>) -> Before {
         let Some(said) = self.said(volume.wanted) else { return Before::Look };
@@ -111,8 +111,8 @@ impl<'a> Caches<'a> {
         self.real().find(|(_, former)| former.role == Role::FormerOf(name)).map(|(index, _)| index)
     }
 
-    /// The cache that takes the place of the set that `superblock` names, if that is on a former device
-    /// and the volume has left it. Nothing goes back there.
+    /// The cache that takes the place of the set that `superblock` names, if that is on a former
+    /// device and the volume has left it. Nothing goes back there.
     fn successor(&self, superblock: &Superblock) -> Option<usize> {
         if matches!(superblock.state, BackingState::Clean | BackingState::Dirty) {
             return None;
@@ -133,8 +133,8 @@ impl<'a> Caches<'a> {
         self.real().filter(|(_, cache)| cache.role == Role::Lasting)
     }
 
-    /// Whether a volume may be served without a cache that has failed like this, if nothing of it is
-    /// dirty there; its device has to be read.
+    /// Whether a volume may be served without a cache that has failed like this, if nothing of it
+    /// is dirty there; its device has to be read.
     fn goes_without(&self, trouble: Trouble) -> bool {
         !self.is_strict && (trouble.is_missing() || trouble == Trouble::NotBcache)
     }
@@ -149,8 +149,8 @@ impl<'a> Caches<'a> {
         is_meant || self.former_of(cache).is_some()
     }
 
-    /// Its cache is missing: the volume waits for it, or is served without it once it has waited long
-    /// enough. Never if the cache may have its newest data.
+    /// Its cache is missing: the volume waits for it, or is served without it once it has waited
+    /// long enough. Never if the cache may have its newest data.
     fn lacks(
         &self,
         volume: &Volume<'a>,
@@ -158,6 +158,7 @@ impl<'a> Caches<'a> {
         (trouble, why): (Trouble, Why),
         now: Duration,
     ) -> Decision {
+        // The backing device alone would serve old data (invariant D49).
         let is_needed = superblock.state == BackingState::Dirty;
         let lacks_since = match self.is_strict || !trouble.is_missing() || is_needed {
             true => None,
@@ -173,8 +174,8 @@ impl<'a> Caches<'a> {
         Decision { verdict, lacks_since, misses_set: true }
     }
 
-    /// The cache for a volume: the one that its section names, or else the one whose set its superblock
-    /// names.
+    /// The cache for a volume: the one that its section names, or else the one whose set its
+    /// superblock names.
     fn cache_for(&self, said: Option<usize>, superblock: &Superblock) -> Found {
         if let Some(said) = said {
             return match self.all[said].state {
@@ -217,8 +218,8 @@ impl<'a> Caches<'a> {
         })
     }
 
-    /// Where a volume is served that has not left the former device of its cache; `None` if it has, or
-    /// there is none.
+    /// Where a volume is served that has not left the former device of its cache; `None` if it has,
+    /// or there is none.
     fn on_former(&self, said: usize, superblock: &Superblock) -> Option<Found> {
         let former = self.former_of(said)?;
         let has_left = !matches!(superblock.state, BackingState::Clean | BackingState::Dirty);
@@ -232,7 +233,8 @@ impl<'a> Caches<'a> {
             State::Failed(_) => Some(Found::Refused(Why::Failed(former))),
             State::Waiting(_) => Some(Found::Waits(Why::Former)),
             State::Opening(..) => Some(Found::Waits(Why::Opens)),
-            // It is on neither. The new one refuses it, and says so.
+            // It is on neither, so nothing is left to wait for (invariant D50): the new one refuses
+            // it.
             State::Open(_) | State::Closed | State::Released => None,
         }
     }

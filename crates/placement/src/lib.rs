@@ -1,16 +1,16 @@
 //! Placement: which cache set serves a volume, whether it is served without a cache, or what it
 //! waits for.
 //!
-//! Everything here is a pure function of what is known at a moment: the configuration, the states of
-//! the caches, and the superblock of the volume's backing device. There is no I/O, no clock and no
-//! text. The supervisor gathers the facts, carries out the decision and puts it into words; the tests
-//! of this crate draw facts and events at random against a model of devices and sets.
+//! Everything here is a pure function of what is known at a moment: the configuration, the states
+//! of the caches, and the superblock of the volume's backing device. There is no I/O, no clock and
+//! no text. The supervisor gathers the facts, carries out the decision and puts it into words; the
+//! tests of this crate draw facts and events at random against a model of devices and sets.
 //!
 //! What the decisions keep:
 //!
 //! - A volume whose newest data may be in a cache is never served without that cache.
-//! - A volume is given to the set that its superblock names, or to another one only if its superblock
-//!   says that no set holds anything valid of it.
+//! - A volume is given to the set that its superblock names, or to another one only if its
+//!   superblock says that no set holds anything valid of it.
 //! - A volume that is waited for is waiting for something that can still happen, and the decision
 //!   says for what.
 #![forbid(unsafe_code)]
@@ -81,8 +81,8 @@ pub enum Trouble {
     Damaged,
     /// The device carries no bcache superblock.
     NotBcache,
-    /// Anything that passes by itself or that an administrator decides: the device is in use, memory
-    /// is short, it has not been looked for yet.
+    /// Anything that passes by itself or that an administrator decides: the device is in use,
+    /// memory is short, it has not been looked for yet.
     Other,
 }
 

@@ -1,6 +1,6 @@
-//! Placement against a model: devices that come and go, sets that open, fail and are damaged, caches
-//! that are replaced, processes that die. Random events ask for decisions, the model carries them out,
-//! and an oracle judges each of them and what becomes of every volume in the end.
+//! Placement against a model: devices that come and go, sets that open, fail and are damaged,
+//! caches that are replaced, processes that die. Random events ask for decisions, the model carries
+//! them out, and an oracle judges each of them and what becomes of every volume in the end.
 
 #![allow(clippy::panic, clippy::expect_used, reason = "a test fails where it cannot go on")]
 
@@ -360,7 +360,7 @@ impl World {
                 self.reached[usize::from(adopts)] += 1;
             }
             Verdict::Without(why) => {
-                // Served stale: invariant D37 begins here.
+                // Otherwise old data would be served (invariant D49).
                 assert_ne!(state, BackingState::Dirty, "its newest data may be in its cache");
                 assert!(why.is_none() || !self.is_strict, "its devices are needed now");
                 assert!(why.is_none() || !is_held || its.is_none(), "its cache is open");
@@ -386,8 +386,8 @@ impl World {
         }
     }
 
-    /// Everything stays as it is, and time passes: what waits then waits for something that is named and
-    /// in trouble, and that it cannot do without.
+    /// Lets time pass without events. A volume that still waits then must wait for something that
+    /// is named, in trouble, and needed (invariant D50).
     fn settle(&mut self) {
         for _ in 0..6 {
             self.now += WAIT;

@@ -1,8 +1,8 @@
 //! Citations of invariants.
 //!
-//! `docs/invariants.md` defines numbers such as `D7` in list items that begin with `- **D7.**`. Code
-//! cites one with the words `invariant D7`. Outside of tests that is where it is kept; in tests, in
-//! the simulator and in planted faults (`invariant: D7` in the head of a patch) it is proven.
+//! `docs/invariants.md` defines numbers such as `D7` in list items that begin with `- **D7.**`.
+//! Code cites one with the words `invariant D7`. Outside of tests that is where it is kept; in tests,
+//! in the simulator and in planted faults (`invariant: D7` in the head of a patch) it is proven.
 
 use super::File;
 use std::collections::BTreeMap;
@@ -73,7 +73,8 @@ fn citations(file: &File) -> impl Iterator<Item = (usize, &str, bool)> {
     })
 }
 
-/// The number at the beginning of `text`, if there is one: one of the letters D, L and N, and digits.
+/// The number at the beginning of `text`, if there is one: one of the letters D, L and N, and
+/// digits.
 fn number(text: &str) -> Option<&str> {
     let digits = text.strip_prefix(['D', 'L', 'N'])?.bytes().take_while(u8::is_ascii_digit).count();
     (digits > 0).then(|| &text[..=digits])

@@ -1,4 +1,5 @@
-//! Widths of prose: comments and paragraphs are read side by side with code, so their lines are short.
+//! Widths of prose: comments and paragraphs are read side by side with code, so their lines are
+//! short.
 
 use super::File;
 use super::links::prose;
@@ -6,8 +7,8 @@ use super::links::prose;
 /// Maximum width of a line of prose, in characters, indentation included.
 pub const COLUMNS: usize = 100;
 
-/// Returns each line of prose that is too wide. Tables, code blocks and lines with a long address are
-/// exempt.
+/// Returns each line of prose that is too wide. Tables, code blocks and lines with a long address
+/// are exempt.
 pub fn check(files: &[File]) -> Vec<String> {
     let mut wrong = Vec::new();
     for file in files {
@@ -29,8 +30,8 @@ pub fn check(files: &[File]) -> Vec<String> {
     wrong
 }
 
-/// Whether a word or a piece of code makes the line long, such as an address or a command: it is not
-/// wrapped.
+/// Whether a word or a piece of code makes the line long, such as an address or a command: it is
+/// not wrapped.
 fn has_long_word(line: &str) -> bool {
     let code = line.split('`').skip(1).step_by(2);
     line.split_whitespace().chain(code).any(|word| word.chars().count() > COLUMNS / 2)
