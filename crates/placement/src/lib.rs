@@ -170,6 +170,17 @@ pub enum Verdict {
     Refuse(Why),
 }
 
+impl Verdict {
+    /// Why, unless a cache serves the volume or it is to have none.
+    #[must_use]
+    pub const fn why(&self) -> Option<Why> {
+        match self {
+            Self::Serve { .. } | Self::Without(None) => None,
+            Self::Without(Some(why)) | Self::Wait(why) | Self::Refuse(why) => Some(*why),
+        }
+    }
+}
+
 /// Why a volume waits, is refused, or goes without its cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Why {

@@ -14,7 +14,7 @@ use crate::supervisor::report::progress_of;
 use crate::supervisor::report::reasons;
 use crate::supervisor::report::volume_names;
 use crate::supervisor::table::{CacheEntry, CacheState};
-use crate::supervisor::volumes::next_step::Unserved;
+use crate::supervisor::volumes::placement::Unserved;
 use crate::supervisor::{Event, Phase, Supervisor};
 use bcached_config::NO_CACHE;
 use bcached_control::failure::{Failure, Kind};

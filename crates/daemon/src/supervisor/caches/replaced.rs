@@ -1,12 +1,8 @@
 //! Caches that are replaced by another device. For a while the table has two entries: the new
 //! device under the cache's name, and the former device.
 
-use crate::engine_thread::Engine;
-use crate::supervisor::report::reasons;
 use crate::supervisor::table::{CacheEntry, CacheState, Table, VolumeEntry, VolumeState};
-use crate::supervisor::volumes::next_step::Unserved;
 use bcached_control::failure::Failure;
-use bcached_format::{BackingState, BackingSuperblock};
 
 impl Table {
     /// The real caches without those that are being replaced; volumes can be attached to these.
@@ -20,42 +16,12 @@ impl Table {
         self.real_caches().find(|(_, former)| former.former_of.as_ref() == Some(name)).map(|(index, _)| index)
     }
 
-    /// The engine of the cache's former device, if the volume has not left it yet.
-    pub fn still_on_former(
-        &self,
-        cache: usize,
-        superblock: &BackingSuperblock,
-    ) -> Option<Result<(usize, Engine), Unserved>> {
-        let former = self.former_of(cache)?;
-        let set = superblock.set_uuid();
-        let has_left = !matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
-        if has_left || self.caches[cache].set() == Some(set) {
-            return None;
-        }
-        Some(match &self.caches[former].state {
-            CacheState::Open { set: its, engine, .. } if *its == set => Ok((former, engine.clone())),
-            // The new device's set is not known yet, and may be this volume's.
-            _ if matches!(self.caches[cache].state, CacheState::Waiting(_)) => {
-                Err(Unserved::Waits(reasons::missing_cache(superblock, None)))
-            }
-            CacheState::Failed(failure) => Err(Unserved::Failed(reasons::cache_not_served(failure))),
-            CacheState::Waiting(_) => Err(Unserved::Waits(reasons::missing_cache(superblock, None))),
-            _ => Err(Unserved::Waits(reasons::its_cache_opens())),
-        })
-    }
-
     /// Returns true if the volume's section names that cache, or names none and there is no other.
     pub fn is_meant(&self, entry: &VolumeEntry, cache: usize) -> bool {
         match &entry.wanted_cache {
             Some(wanted) => Some(wanted) == self.caches[cache].name.as_ref(),
             None => self.lasting_caches().map(|(index, _)| index).eq([cache]),
         }
-    }
-
-    /// Returns true if the volume is to be on the cache, also if it moves there from the former
-    /// device.
-    pub fn is_to_be_on(&self, volume: usize, cache: usize) -> bool {
-        self.is_meant(&self.volumes[volume], cache) || self.former_of(cache).is_some()
     }
 
     /// Returns true if the cache is still open, or, if it was judged to be dead, still not

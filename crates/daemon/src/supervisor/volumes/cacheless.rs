@@ -7,14 +7,14 @@
 //! for as long as any device (`wait`). A volume with dirty data in a cache waits for that cache
 //! without limit.
 
+use crate::supervisor::Supervisor;
 use crate::supervisor::jobs::attach_detach::{Planned, Work};
-use crate::supervisor::table::{CacheState, Table, VolumeEntry, VolumeState};
-use crate::supervisor::{Phase, Supervisor};
+use crate::supervisor::table::VolumeEntry;
 use bcached_config::NO_CACHE;
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::jobs::Verb;
-use bcached_format::{BackingState, BackingSuperblock, Uuid};
-use std::time::{Duration, Instant};
+use bcached_format::{BackingSuperblock, Uuid};
+use std::time::Duration;
 
 /// How long it may take, from the decision, to serve a volume without its cache. `ready` waits this
 /// much longer for it.
@@ -23,8 +23,8 @@ pub const MOMENT: Duration = Duration::from_secs(10);
 /// A cache that is unavailable.
 #[derive(Clone, Debug)]
 pub struct Lack {
-    /// Since when.
-    since: Instant,
+    /// Since when, counted from the daemon's start.
+    since: Duration,
     /// Its name, if known.
     name: Option<String>,
     /// Its set, as named by the volume's superblock.
@@ -35,36 +35,26 @@ pub struct Lack {
     is_given_up: bool,
 }
 
-/// Returns true if the reason means that the cache's device is gone, does not answer, answers with
-/// errors or is damaged. A device in use is not missing: it may be released at any time.
-pub const fn is_missing(reason: &Failure) -> bool {
-    matches!(reason.kind, Kind::NotFound | Kind::TimeLimit | Kind::DeviceFails | Kind::Damaged)
-}
-
 impl Supervisor {
-    /// Returns true if the volume is to be served without its cache now, which is missing for this
-    /// reason.
-    pub fn goes_without(
+    /// Notes since when a volume's cache is missing, by the latest decision, and why; or that the
+    /// volume cannot do without it.
+    pub fn note_lack(
         &self,
         index: usize,
-        name: Option<&str>,
         superblock: &BackingSuperblock,
-        reason: &Failure,
-    ) -> bool {
-        self.shared().table.volumes[index].missed_set = Some(superblock.set_uuid());
-        if self.strict || !is_missing(reason) || superblock.state() == BackingState::Dirty {
-            self.shared().table.volumes[index].lack = None;
-            return false;
-        }
+        since: Option<Duration>,
+        (name, why): (Option<String>, Failure),
+    ) {
         let mut shared = self.shared();
-        let since = if shared.phase == Phase::Starting { self.started } else { Instant::now() };
         let entry = &mut shared.table.volumes[index];
-        let (name, set) = (name.map(str::to_owned), superblock.set_uuid());
-        let new = || Lack { since, name, set, why: reason.clone(), is_given_up: false };
-        let lack = entry.lack.get_or_insert_with(new);
-        lack.why = reason.clone();
-        // Waiting does not repair a damaged cache.
-        reason.kind == Kind::Damaged || lack.since.elapsed() >= entry.wait
+        let set = superblock.set_uuid();
+        entry.missed_set = Some(set);
+        let Some(since) = since else {
+            entry.lack = None;
+            return;
+        };
+        let new = || Lack { since, name, set, why: why.clone(), is_given_up: false };
+        entry.lack.get_or_insert_with(new).why = why.clone();
     }
 
     /// Attaches volumes that are served without their caches to those that have come back.
@@ -107,28 +97,17 @@ impl Supervisor {
     }
 }
 
-impl Table {
-    /// The cache of a volume that is served without it, if the cache is back.
-    fn cache_is_back(&self, entry: &VolumeEntry) -> Option<usize> {
-        let lack = entry.lack.as_ref().filter(|lack| !lack.is_given_up)?;
-        let is_without = matches!(&entry.state, VolumeState::Served(info) if !info.attached);
-        if !is_without || entry.wanted_cache.as_deref() == Some(NO_CACHE) {
-            return None;
-        }
-        let is_only = self.lasting_caches().count() == 1;
-        let mut caches = self.lasting_caches().filter_map(|(index, cache)| match &cache.state {
-            CacheState::Open { set, .. } => Some((index, cache, *set)),
-            _ => None,
-        });
-        let is_its = caches.find(|(_, cache, set)| match &entry.wanted_cache {
-            Some(wanted) => cache.name.as_ref() == Some(wanted),
-            None => is_only || *set == lack.set,
-        });
-        is_its.map(|(index, ..)| index)
-    }
-}
-
 impl VolumeEntry {
+    /// Since when its cache is missing, counted from the daemon's start.
+    pub fn lacks_since(&self) -> Option<Duration> {
+        self.lack.as_ref().map(|lack| lack.since)
+    }
+
+    /// The set of the missing cache to which it is to go back.
+    pub fn lacked_set(&self) -> Option<Uuid> {
+        self.lack.as_ref().filter(|lack| !lack.is_given_up).map(|lack| lack.set)
+    }
+
     /// Returns true if its cache is back and it could not be attached.
     pub fn stays_without(&self) -> bool {
         self.lack.as_ref().is_some_and(|lack| lack.is_given_up)

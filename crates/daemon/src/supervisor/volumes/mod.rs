@@ -5,8 +5,8 @@ pub mod early_clients;
 pub mod explain;
 pub mod exports;
 pub mod label;
-pub mod next_step;
 pub mod numbering;
+pub mod placement;
 pub mod reconnect;
 pub mod rejoin;
 
@@ -15,28 +15,25 @@ use crate::engine_thread::{Added, Adding, Engine, Way};
 use crate::supervisor::devices::open_timeout::Unopened;
 use crate::supervisor::report::reasons;
 use crate::supervisor::table::{VolumeEntry, VolumeState};
-use crate::supervisor::{Event, Supervisor};
-use bcached_config::NO_CACHE;
+use crate::supervisor::{Event, Phase, Supervisor};
 use bcached_config::options::quiet_hours;
-use bcached_control::failure::{Failure, Kind};
+use bcached_control::failure::Failure;
 use bcached_engine::Error;
-use bcached_format::{BackingState, BackingSuperblock};
+use bcached_format::BackingSuperblock;
 use bcached_offline::devices;
-use next_step::{Step, Unserved};
+use bcached_placement::Verdict;
+use placement::Unserved;
 use reconnect::Absent;
+use std::time::Duration;
 
 impl Supervisor {
     /// Takes the volume's next step: gives its device to an engine, or finds out what it waits for.
     pub fn try_volume(&mut self, index: usize) {
-        let Some((device, step)) = self.shared().table.next_step(index) else { return };
+        let Some(device) = self.shared().table.device_to_read(index) else { return };
         if !self.shared().table.volumes[index].is_due() {
             return;
         }
-        let found = match step {
-            Step::Open(cache) => self.open_volume(index, &device, cache),
-            Step::Look(cache, reason) => self.without_cache(index, &device, &cache, &reason),
-        };
-        let state = match found {
+        let state = match self.place_volume(index, &device) {
             Ok(state) => {
                 if !matches!(state, VolumeState::Attaching) {
                     // Its device answers: it waits for something else.
@@ -53,76 +50,71 @@ impl Supervisor {
         self.shared().table.set_volume(index, state);
     }
 
-    fn open_volume(
-        &mut self,
-        index: usize,
-        device: &str,
-        cache: Option<usize>,
-    ) -> Result<VolumeState, Unopened> {
+    /// Reads the volume's device and carries out what follows from that.
+    fn place_volume(&mut self, index: usize, device: &str) -> Result<VolumeState, Unopened> {
         // Opened only when an engine takes it: each close after an opening for writing wakes up
         // udev.
         let superblock = self.look(index, device)?;
-        match self.engine_for(index, cache, &superblock) {
-            Ok(server) => self.give_to(index, device, &superblock, server),
-            Err(Unserved::Waits(failure)) => Ok(VolumeState::Waiting(failure)),
-            Err(Unserved::Missing(failure)) => {
-                self.lacks(index, device, None, (&superblock, &failure, failure.clone()))
-            }
-            Err(Unserved::Failed(failure)) => Ok(VolumeState::Failed(failure)),
-        }
-    }
-
-    /// Handles a volume whose cache, with this name, is unavailable for this reason.
-    fn without_cache(
-        &mut self,
-        index: usize,
-        device: &str,
-        cache: &str,
-        reason: &Failure,
-    ) -> Result<VolumeState, Unopened> {
-        let superblock = self.look(index, device)?;
-        let waits = match reason.kind {
-            Kind::Damaged => reasons::cache_damaged(&superblock, cache, reason),
-            Kind::NotBcache => reasons::cache_has_no_superblock(&superblock, reason),
-            _ => reasons::cache_waits(&superblock, Some(cache), reason),
+        let decision = {
+            let shared = self.shared();
+            let now = self.started.elapsed();
+            // While the daemon starts, all devices are waited for from its start on.
+            let since = if shared.phase == Phase::Starting { Duration::ZERO } else { now };
+            shared.table.place(index, &superblock, (now, since))
         };
-        self.lacks(index, device, Some(cache), (&superblock, reason, waits))
+        if decision.misses_set
+            && let Some(why) = decision.verdict.why()
+        {
+            let trouble = self.shared().table.trouble_for(&superblock, why);
+            self.note_lack(index, &superblock, decision.lacks_since, trouble);
+        }
+        let why = |why| self.shared().table.why(&superblock, why);
+        match decision.verdict {
+            Verdict::Serve { cache, adopts } => {
+                let engine = self.shared().table.caches[cache].engine();
+                let Some(engine) = engine else {
+                    return Ok(VolumeState::Waiting(reasons::its_cache_opens()));
+                };
+                let way = if adopts { Way::Adopted } else { Way::Cached };
+                self.give_to(index, device, (cache, engine, way))
+            }
+            Verdict::Without(lacked) => {
+                let lacked = lacked.map(why);
+                self.serve_without(index, device, &superblock, lacked)
+            }
+            Verdict::Wait(reason) => {
+                let soon = self.shared().table.volumes[index].wait;
+                let lacks = decision.misses_set && decision.lacks_since.is_some();
+                let waits = why(reason);
+                Ok(VolumeState::Waiting(if lacks { reasons::goes_without_soon(waits, soon) } else { waits }))
+            }
+            Verdict::Refuse(reason) => Ok(VolumeState::Failed(why(reason))),
+        }
     }
 
-    /// Handles a volume whose cache is missing: it waits for the cache, or is served without it.
-    fn lacks(
+    /// Gives the volume to the engine that serves volumes without a cache; `lacked` says why it does
+    /// not have the one that it should have.
+    fn serve_without(
         &mut self,
         index: usize,
         device: &str,
-        cache: Option<&str>,
-        (superblock, reason, waits): (&BackingSuperblock, &Failure, Failure),
+        superblock: &BackingSuperblock,
+        lacked: Option<Failure>,
     ) -> Result<VolumeState, Unopened> {
-        if !self.goes_without(index, cache, superblock, reason) {
-            if matches!(reason.kind, Kind::Damaged | Kind::NotBcache) {
-                return Ok(VolumeState::Failed(waits));
-            }
-            let (lacks, wait) = {
-                let entry = &self.shared().table.volumes[index];
-                (entry.lack.is_some(), entry.wait)
-            };
-            let waits = if lacks { reasons::goes_without_soon(waits, wait) } else { waits };
-            return Ok(VolumeState::Waiting(waits));
+        let (none, engine) = match self.engine_of_none(superblock.block_sectors()) {
+            Ok(found) => found,
+            Err(Unserved::Waits(failure)) => return Ok(VolumeState::Waiting(failure)),
+            Err(Unserved::Failed(failure)) => return Ok(VolumeState::Failed(failure)),
+        };
+        let state = self.give_to(index, device, (none, engine, Way::Uncached))?;
+        if let (Some(lacked), VolumeState::Attaching) = (lacked, &state) {
+            let name = self.shared().table.volumes[index].display_name().to_owned();
+            tracing::warn!(
+                event = "volume-without-cache",
+                "volume {name}: it is served without its cache, and what that holds of it is void: {lacked}"
+            );
         }
-        match self.engine_of_none(superblock.block_sectors()) {
-            Ok((none, engine)) => {
-                let state = self.give_to(index, device, superblock, (none, engine, true))?;
-                if matches!(state, VolumeState::Attaching) {
-                    let name = self.shared().table.volumes[index].display_name().to_owned();
-                    tracing::warn!(
-                        event = "volume-without-cache",
-                        "volume {name}: it is served without its cache, and what that holds of it is void: {waits}"
-                    );
-                }
-                Ok(state)
-            }
-            Err(Unserved::Waits(failure) | Unserved::Missing(failure)) => Ok(VolumeState::Waiting(failure)),
-            Err(Unserved::Failed(failure)) => Ok(VolumeState::Failed(failure)),
-        }
+        Ok(state)
     }
 
     /// Opens the device and gives it to an engine.
@@ -130,57 +122,20 @@ impl Supervisor {
         &mut self,
         index: usize,
         device: &str,
-        superblock: &BackingSuperblock,
-        (cache, engine, is_uncached): (usize, Engine, bool),
+        (cache, engine, way): (usize, Engine, Way),
     ) -> Result<VolumeState, Unopened> {
         let backing = self.slow_backings.open(device, devices::open_backing)?;
         let mut shared = self.shared();
         shared.table.name_volume(index, &backing.superblock, cache);
-        let is_meant = shared.table.is_to_be_on(index, cache);
         let entry = &mut shared.table.volumes[index];
         let (mode, owes) = (entry.options.configured_mode(), entry.owes);
         (entry.opened, entry.absent) = (Some(backing.device.presence()), None);
         entry.told = entry.options.volume_options(quiet_hours::local_minute);
         let sender = self.sender.clone();
         let added = move |result| drop(sender.send(Event::VolumeAdded(index, Box::new(result))));
-        let way = match is_uncached {
-            true => Way::Uncached,
-            // Its data in another set is invalid, and it is to belong to this set.
-            false if superblock.state() == BackingState::Stale && is_meant => Way::Adopted,
-            false => Way::Cached,
-        };
         let adding = Adding { device: backing.device, mode, options: entry.told, way, owes };
         engine.add_backing(adding, Box::new(added));
         Ok(VolumeState::Attaching)
-    }
-
-    /// The engine of a volume's cache, or the one that serves it without a cache (true).
-    fn engine_for(
-        &self,
-        index: usize,
-        cache: Option<usize>,
-        superblock: &BackingSuperblock,
-    ) -> Result<(usize, Engine, bool), Unserved> {
-        let (is_said, is_alone) = {
-            let shared = self.shared();
-            let is_said = shared.table.volumes[index].wanted_cache.as_deref() == Some(NO_CACHE);
-            (is_said, shared.table.real_caches().next().is_none())
-        };
-        let without = || {
-            let (index, engine) = self.engine_of_none(superblock.block_sectors())?;
-            Ok((index, engine, true))
-        };
-        let has_none = matches!(superblock.state(), BackingState::None | BackingState::Stale);
-        if has_none && (is_said || is_alone) {
-            return without();
-        }
-        let found = self.shared().table.engine_for(cache, superblock);
-        match found {
-            Ok((index, engine)) => Ok((index, engine, false)),
-            // Its cache is not served here, and everything in it is on the backing device, too.
-            Err(Unserved::Failed(_)) if is_said && superblock.state() == BackingState::Clean => without(),
-            Err(reason) => Err(reason),
-        }
     }
 
     fn look(&mut self, index: usize, device: &str) -> Result<BackingSuperblock, Unopened> {
