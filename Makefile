@@ -1,40 +1,61 @@
-# The menu. Each target installs what is missing (Debian packages with apt when root) or prints the exact line, builds, and does its job.
+# The entry points. Each target installs what is missing (as root: Debian packages, with apt) or
+# prints the exact command that does, then builds and runs.
 .PHONY: test demo setup fuzz hunt sim bench bench-guest bench-model coverage mutants
 
-# The simulator, without link-time optimisation: hours of it take 5 % less with that, and each build of it a minute more.
+# Builds and runs the simulator without link-time optimisation. With it, a run would take 5 % less
+# time, but each build a minute more.
 sim := CARGO_PROFILE_RELEASE_LTO=false cargo run --quiet --release --package bcached-sim --bin sim --
 
-test: # Format, lints, every test, real kernels as judges; ends with "N passed, 0 failed, M skipped".
+# Format, lints and all tests, with real kernels as judges. The last line is
+# "N passed, 0 failed, M skipped".
+test:
 	@tests/run
 
-demo: # An "SSD" and an "HDD" file, a real file system, a crash survived.
+# An "SSD" file and an "HDD" file, with a real file system that survives a crash.
+demo:
 	@demo/run
 
-setup: # Only install what the two above need.
+# Only installs what `test` and `demo` need.
+setup:
 	@tests/setup
 
-fuzz: # Each parser, the note and the NBD codec, ten minutes each (FUZZ_SECONDS), on a nightly compiler.
+# Fuzzes each parser, the note and the NBD codec for ten minutes each (FUZZ_SECONDS), with a nightly
+# compiler.
+fuzz:
 	@fuzz/run
 
-hunt: # The whole engine on simulated devices, with fresh seeds, crashes and failing devices, for five minutes (SIM_SECONDS).
+# Runs the whole engine on simulated devices, with fresh seeds, crashes and failing devices, for
+# five minutes (SIM_SECONDS).
+hunt:
 	@$(sim) hunt --seconds $${SIM_SECONDS:-300}
 
-sim: hunt # That, then coverage.
+# A hunt, then `coverage`.
+sim: hunt
 	@if [ -e "$$(rustc --print target-libdir)/../bin/llvm-cov" ]; then cargo xtask coverage; \
 	else echo "no share of the engine's lines: rustup component add llvm-tools"; fi
 
-bench: # This daemon beside nbdkit, qemu-nbd and qemu-storage-daemon, on the same bytes, as ratios (BENCH_ROUNDS); ten minutes.
+# Compares this daemon with nbdkit, qemu-nbd and qemu-storage-daemon on the same bytes, as ratios
+# (BENCH_ROUNDS). Takes ten minutes.
+bench:
 	@cargo xtask bench --rounds $${BENCH_ROUNDS:-7}
 
-bench-guest: # Volumes as block devices (ublk) beside the kernel's caches, in one guest, as ratios (BENCH_ROUNDS), or in instructions (BENCH_COUNT=1); fails if a bound is missed; six minutes.
+# Compares volumes as block devices (ublk) with the kernel's caches, in one guest, as ratios
+# (BENCH_ROUNDS) or in instructions (BENCH_COUNT=1). Fails if a bound is missed. Takes six minutes.
+bench-guest:
 	@cargo build --quiet --release --package bcached-cli --package bcached-tests
 	@target/release/guest-rates
 
-bench-model: # The engine on models of real drives, in virtual time: what docs/performance.md promises, beside its bounds; eight minutes.
+# Runs the engine on models of real drives, in virtual time, and prints the figures that
+# docs/performance.md promises, with their bounds. Takes eight minutes.
+bench-model:
 	@$(sim) bench-model
 
-coverage: # Which share of the engine's lines a minute of that runs (needs the component llvm-tools, which setup adds).
+# Prints which share of the engine's lines a hunt of one minute executes. Needs the component
+# llvm-tools, which `setup` adds.
+coverage:
 	@cargo xtask coverage
 
-mutants: # Plants each deliberate fault of crates/sim/mutants and sees that the simulator's random workloads find it: an hour or two.
+# Plants each deliberate fault of crates/sim/mutants and checks that the simulator's random
+# workloads find it. Takes an hour or two.
+mutants:
 	@cargo xtask mutants

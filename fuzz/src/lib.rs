@@ -1,6 +1,8 @@
-//! Fuzz targets. `targets` and `note` hold their bodies, which tests of the main workspace replay over the corpora as well.
+//! Bodies of the fuzz targets. Tests of the main workspace include `targets` and `note` as well, to
+//! replay the corpora.
 
-// Images that are built by hand; of the check's tests, as which those bodies run there.
+// Images built by hand. The module belongs to the tests of `bcached-check`, which also run
+// `targets`.
 #[path = "../../crates/check/tests/suite/common/mod.rs"]
 mod common;
 pub mod note;

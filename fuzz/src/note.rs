@@ -1,26 +1,31 @@
-//! What the fuzz target of the note does with its bytes.
+//! The body of the fuzz target `note`.
 //!
-//! A first byte that is even: the rest is a note's file as it comes. Odd: the rest is what a note says (capacity,
-//! counters, session, records of seven words), put in its places under right checks, because a fuzzer guesses none. Of
-//! that byte's other bits one spoils the last record, one makes it another boot's and one another set's.
+//! The first byte selects how the rest is used:
 //!
-//! Whatever the file holds, it opens; what it gives back is what it says it has, stays when it is opened again, and can
-//! be added to.
+//! - Even: the rest is the file of a note, unchanged.
+//! - Odd: the rest is the content of a note (capacity, counters, session, records of seven words).
+//!   It is written to its places with correct checks, because a fuzzer does not guess them. Three
+//!   other bits of the byte corrupt the last record, make the note one of another boot, and make it
+//!   one of another set.
+//!
+//! The target asserts that any file opens. The note returns as many records as it reports, returns
+//! them again when it is reopened, and accepts more.
 
 use bcached_env::{Note as _, NoteRecord};
 use bcached_uring::{MappedNote, NoteFound, NoteIdentity};
 use std::path::Path;
 
 const IDENTITY: NoteIdentity = NoteIdentity { boot: [1; 16], set: [2; 16] };
-/// Where the words of the file are: the note's own layout, told once more.
+/// The version of the note's layout. This and the word indices below repeat what `bcached-uring`
+/// defines.
 const LAYOUT: u64 = 3;
 const HEADER_WORDS: usize = 512;
 const APPENDED: usize = 16;
 const FORGOTTEN: usize = 24;
 const SESSION: usize = 32;
-/// Words of a record before its check.
+/// The number of words of a record before its check.
 const BODY_WORDS: usize = 7;
-/// A note that is made has room for this many records.
+/// The number of records that a newly created note has room for.
 const MADE_RECORDS: usize = 8;
 
 const SPOILED: u8 = 2;
@@ -29,23 +34,23 @@ const OTHER_SET: u8 = 8;
 
 thread_local!(static FOLDER: tempfile::TempDir = folder());
 
-/// In memory where there is such a place: a disk would be the slowest part.
+/// Creates a temporary folder, in memory if possible: a disk would be the slowest part.
 fn folder() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     folder.expect("a folder")
 }
 
-/// What became of an input.
+/// The result of an input.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Opened {
-    /// What the note said when it was opened.
+    /// What the note reported when it was opened.
     pub found: NoteFound,
-    /// What it gave back for the session that stands in it.
+    /// The records that it returned for its own session.
     pub recovered: Vec<NoteRecord>,
 }
 
-/// Opens a note of these bytes, uses it, and opens it again.
+/// Opens a note made from these bytes, uses it, and opens it again.
 pub fn note(data: &[u8]) -> Opened {
     let file = match data.split_first() {
         Some((mode, rest)) if mode % 2 == 1 => sealed(*mode, rest),
@@ -102,7 +107,7 @@ fn open(path: &Path) -> (MappedNote, Opened) {
     (note, Opened { found, recovered })
 }
 
-/// A word of the file, as it is now.
+/// Returns a word of the file's current content.
 fn word_of(path: &Path, index: usize) -> u64 {
     let bytes = std::fs::read(path).expect("read");
     u64::from_ne_bytes(bytes[index * 8..index * 8 + 8].try_into().expect("eight bytes"))
@@ -112,7 +117,7 @@ fn capacity_of(path: &Path) -> usize {
     usize::try_from(word_of(path, 6)).expect("as many as fit the file")
 }
 
-/// A file with these contents and right checks.
+/// Returns the bytes of a file with this content and correct checks.
 fn sealed(mode: u8, rest: &[u8]) -> Vec<u8> {
     let mut words =
         rest.chunks_exact(8).map(|chunk| u64::from_le_bytes(chunk.try_into().expect("eight bytes")));
@@ -140,7 +145,8 @@ fn sealed(mode: u8, rest: &[u8]) -> Vec<u8> {
     file.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// The note's check, told once more: what it is for a file made elsewhere is part of the layout.
+/// Computes the check of a note. It repeats the code of `bcached-uring`, because the check is part
+/// of the layout.
 fn mix(words: impl IntoIterator<Item = u64>) -> u64 {
     words.into_iter().fold(0x9E37_79B9_7F4A_7C15, |state: u64, word| {
         let mut mixed = (state ^ word).wrapping_add(0x9E37_79B9_7F4A_7C15);

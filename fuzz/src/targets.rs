@@ -1,8 +1,8 @@
-//! What each fuzz target does with its bytes.
+//! The bodies of the fuzz targets.
 //!
-//! A checksum stops a fuzzer at the door. So the first byte of an input says whether the checksum and the magic of the
-//! rest are mended before it is parsed: odd, they are; even, the bytes are taken as they come. What a parser accepts
-//! is sealed again and must come back the same.
+//! A fuzzer does not guess checksums. So the first byte of an input says how the rest is parsed: if
+//! it is odd, checksum and magic are corrected first; if it is even, the bytes are parsed
+//! unchanged. Whatever a parser accepts is sealed again, and must parse to the same content.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "a target fails where it cannot go on")]
 
 use crate::common;
@@ -20,7 +20,7 @@ const MAGIC: SetMagic = SetMagic::of(Uuid([7; 16]));
 const BLOCK_BYTES: usize = 512;
 const BUCKET_BYTES: usize = common::BUCKET_SECTORS as usize * 512;
 
-/// The fuzzed bytes, mended if the first one says so.
+/// Returns the fuzzed bytes, corrected by `mend` if the first byte says so.
 fn input(data: &[u8], mend: impl Fn(&mut Vec<u8>)) -> Vec<u8> {
     let Some((mode, rest)) = data.split_first() else { return Vec::new() };
     let mut bytes = rest.to_vec();
@@ -30,7 +30,8 @@ fn input(data: &[u8], mend: impl Fn(&mut Vec<u8>)) -> Vec<u8> {
     bytes
 }
 
-/// Writes the sum of bytes 8 to `end` to their front, as far as they exist.
+/// Writes the checksum of bytes 8 to `end` to the first 8 bytes. Does nothing if there are fewer
+/// bytes.
 fn mend_sum(bytes: &mut [u8], end: usize, sum: impl Fn(&[u8]) -> u64) {
     if let Some(summed) = bytes.get(8..end) {
         let sum = sum(summed);
@@ -164,7 +165,7 @@ pub fn uuid(data: &[u8]) {
     }
 }
 
-/// A good image with two levels, several sets, holes, and keys to replay.
+/// Returns a valid image with a tree of two levels, several sets, holes, and keys to replay.
 fn base_image() -> Vec<u8> {
     use crate::common::{clean, dirty};
     let mut image = common::Image::with_tree(
@@ -176,7 +177,7 @@ fn base_image() -> Vec<u8> {
     image.finish()
 }
 
-/// The image's structures: first sector, and how its sum is made.
+/// The structures of the image: the first sector of each, and the kind of its checksum.
 const STRUCTURES: [(u64, Sum); 8] = [
     (8, Sum::Superblock),
     (3 * common::BUCKET_SECTORS, Sum::Journal),
@@ -221,7 +222,8 @@ fn mend_structure(image: &mut [u8], sector: u64, sum: Sum) {
     }
 }
 
-/// A good image, and one that is changed and restored: copying megabytes for each input would cost more than the check.
+/// A valid image, and a copy that is changed and restored for each input. Copying megabytes for
+/// each input would take longer than the check.
 struct Images {
     base: Vec<u8>,
     changed: Vec<u8>,
@@ -234,8 +236,8 @@ thread_local!(static IMAGES: RefCell<Images> = RefCell::new(Images {
     backing: common::backing(BackingState::Dirty, 9),
 }));
 
-/// Changes bytes of a good image's structures, four bytes of input each: structure, offset, value. Then checks, dumps
-/// and reads it.
+/// Changes bytes in the structures of a valid image, then checks, dumps and reads it. Each change
+/// takes four bytes of input: structure, offset (two bytes) and value.
 pub fn image(data: &[u8]) {
     IMAGES.with_borrow_mut(|Images { base, changed, backing }| {
         let mut touched = Vec::new();
@@ -243,7 +245,8 @@ pub fn image(data: &[u8]) {
             let (sector, sum) = STRUCTURES[usize::from(change[0] & 7)];
             let offset = usize::from(u16::from_le_bytes([change[1], change[2]])) % BUCKET_BYTES;
             changed[sector as usize * 512 + offset] = change[3];
-            // With the high bits set a sum stays broken, unless another change mends it.
+            // If the three high bits are set, the checksum stays wrong, unless another change
+            // corrects it.
             touched.push((sector, if change[0] & 0xE0 == 0xE0 { Sum::None } else { sum }));
         }
         for (sector, sum) in &touched {
@@ -264,7 +267,8 @@ fn judge(image: &Vec<u8>, backing: &Vec<u8>, unchanged: bool) {
         assert!(!damage.to_string().is_empty());
     }
     if unchanged {
-        // The fills of the images differ, which is a finding only because clean copies are compared.
+        // The filler bytes of the two images differ. This is a finding only because clean copies
+        // are compared.
         assert!(checked.report.findings.iter().all(|damage| damage.kind.name() == "clean-differs"));
     }
     if let Some(view) = &checked.view {

@@ -1,7 +1,9 @@
-//! What a request of 4 KiB takes in the engine alone, each way that it can go: `cargo xtask instructions` runs this under callgrind, which
-//! counts what runs inside [`callgrind::counted`].
+//! Runs requests of 4 KiB through the engine alone, on each path that a request can take.
+//! `cargo xtask instructions` runs this program under callgrind, which counts the instructions
+//! inside [`callgrind::counted`].
 //!
-//! Each phase prints a line: its name, how many requests were counted, and what they asked of the devices.
+//! Each phase prints a line: its name, the number of counted requests, and what they asked of the
+//! devices.
 
 mod alone;
 
@@ -14,14 +16,14 @@ use std::ffi::CString;
 
 const CACHE_BYTES: u64 = 1 << 30;
 const BACKING_BYTES: u64 = 4 << 30;
-/// The backing device's superblock takes some of it.
+/// Space at the start of the backing device for its superblock.
 const KEPT_BYTES: u64 = 8 << 10;
-/// More blocks than the cache holds.
+/// A number of blocks that is more than the cache holds.
 const FULL: usize = 290_000;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // `cargo bench` says `--bench` too.
+    // `cargo bench` also passes `--bench`.
     let mut words = arguments.iter().map(String::as_str).filter(|word| !word.starts_with("--"));
     let run = words.next().unwrap_or("all");
     let depth: usize = words.next().map_or(1, |word| word.parse().expect("a depth"));
@@ -37,14 +39,14 @@ fn main() {
     assert!(known, "hits, inserts, evictions, idle or all");
 }
 
-/// A set, and what has been asked of it.
+/// A set, and which of its blocks have been requested.
 struct Bench {
     stage: Stage,
     depth: usize,
     rng: Rng,
-    /// All blocks of the volume, without an order.
+    /// All blocks of the volume, in random order.
     blocks: Vec<u32>,
-    /// So many of them have been asked for.
+    /// How many of `blocks` have been requested, from the first on.
     used: usize,
 }
 
@@ -56,20 +58,21 @@ impl Bench {
         Self { stage: Stage::new(&world, CACHE_BYTES, BACKING_BYTES), depth, rng, blocks, used: 0 }
     }
 
-    /// So many blocks that nobody has asked for.
+    /// Returns the next `count` blocks that have not been requested yet.
     fn fresh(&mut self, count: usize) -> Vec<u32> {
         let from = self.used;
         self.used += count;
         self.blocks[from..self.used].to_vec()
     }
 
-    /// So many of those asked for, any, again and again.
+    /// Returns `count` blocks drawn at random, with repetition, from the range `among` of `blocks`.
     fn any(&mut self, among: std::ops::Range<usize>, count: usize) -> Vec<u32> {
         let pick = |rng: &mut Rng| usize::try_from(rng.below(among.len() as u64)).expect("an index");
         (0..count).map(|_| self.blocks[among.start + pick(&mut self.rng)]).collect()
     }
 
-    /// Runs a phase that is counted, of which all but a hundredth must go this way: what finds the cache too full for a moment goes another.
+    /// Runs a counted phase. At least 99 % of its requests must take the path `way`: a request that
+    /// finds the cache momentarily full takes another one.
     fn count(&mut self, name: &str, kind: Kind, blocks: Vec<u32>, way: Path) {
         let (count, before) = (blocks.len() as u64, (self.stage.asked(), self.went(way)));
         let label = CString::new(name).expect("a word");
@@ -101,13 +104,13 @@ fn each(before: Asked, after: Asked, count: u64) -> String {
     )
 }
 
-/// Misses into free space, then what hits.
+/// Read misses that fill free space, then hits.
 fn hits(bench: &mut Bench) {
     let warm = bench.fresh(20_000);
     bench.stage.run(Kind::Read, warm, bench.depth);
     let blocks = bench.fresh(100_000);
     bench.count("miss_free", Kind::Read, blocks, Path::ReadMiss);
-    // A fill is a favour: some may not have been done.
+    // A fill is best effort, so some blocks may not be cached yet.
     let warm = bench.blocks[..bench.used].to_vec();
     bench.stage.run(Kind::Read, warm, 1);
     let blocks = bench.any(0..120_000, 50_000);
@@ -124,7 +127,7 @@ fn hits(bench: &mut Bench) {
     bench.count("write_hit_dirty", Kind::Write, blocks, Path::WriteBack);
 }
 
-/// New blocks into free space.
+/// Writes of new blocks into free space.
 fn inserts(bench: &mut Bench) {
     let warm = bench.fresh(20_000);
     bench.stage.run(Kind::Write, warm, bench.depth);
@@ -132,7 +135,7 @@ fn inserts(bench: &mut Bench) {
     bench.count("write_insert_free", Kind::Write, blocks, Path::WriteBack);
 }
 
-/// A cache full of clean data, then what drives that out.
+/// Fills the cache with clean data, then runs requests that evict it.
 fn evictions(bench: &mut Bench) {
     let warm = bench.fresh(FULL);
     bench.stage.run(Kind::Read, warm, bench.depth);
@@ -144,7 +147,7 @@ fn evictions(bench: &mut Bench) {
     bench.count("write_insert_evict", Kind::Write, blocks, Path::WriteBack);
 }
 
-/// What counting itself takes: no request at all.
+/// Counts a phase without requests: the cost of counting itself.
 fn idle(bench: &mut Bench) {
     bench.count("nothing", Kind::Read, Vec::new(), Path::ReadHit);
 }

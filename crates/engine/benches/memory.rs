@@ -1,7 +1,9 @@
-//! What a cached block of 4 KiB takes of memory: `cargo xtask instructions` prints it. To the byte, by an allocator that counts.
+//! Measures how much memory the engine needs for a cached block of 4 KiB, to the byte, with a
+//! counting allocator. `cargo xtask instructions` prints it.
 //!
-//! The set is made once for each size and each order in which its blocks come, filled, and asked what of that its nodes are. What is fixed is
-//! what the largest and the smallest have in common.
+//! For each cache size, and each order in which the blocks arrive, a new set is created and filled,
+//! and then reports how much of that memory its tree nodes take. The fixed part is what the largest
+//! and the smallest cache have in common.
 
 mod alone;
 
@@ -15,7 +17,7 @@ use std::process::ExitCode;
 #[global_allocator]
 static HEAP: Cap<System> = Cap::new(System, usize::MAX);
 
-/// A twentieth of what Open CAS takes (41 bytes a block).
+/// The limit: a twentieth of what Open CAS needs (41 bytes a block).
 const BYTES_A_BLOCK_MAX: f64 = 2.05;
 fn main() -> ExitCode {
     println!("\nMemory of the engine, the cache full of clean data\n");
@@ -30,7 +32,8 @@ fn main() -> ExitCode {
     if reached { ExitCode::SUCCESS } else { ExitCode::from(1) }
 }
 
-/// Bytes a block of a full cache of so many GiB.
+/// Fills a cache of `gib` GiB, prints its row of the table, and returns the bytes of memory a
+/// block.
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn measure(gib: u64, is_random: bool) -> f64 {
     let cache_bytes = gib << 30;

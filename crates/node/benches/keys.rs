@@ -1,9 +1,9 @@
-//! Benchmarks of a full node: a lookup, an insert, a read, passing a key, and a checksum. Run it
-//! with `cargo bench -p bcached-node`.
+//! Benchmarks of a full node: lookups, inserts, reading a node, iterating over keys, and checksums.
+//! Run them with `cargo bench -p bcached-node`.
 //!
-//! It only measures times and asserts nothing, so it can run on a busy machine. The figures in the
-//! crate's documentation come from here, and most of the rates in the engine's `work.rs`, which
-//! says which.
+//! They only measure times and assert nothing, so they can run on a busy machine. The figures in
+//! the crate's documentation come from here. So do most of the rates in the engine's `work.rs`,
+//! which says which.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -27,7 +27,7 @@ const GEOMETRY: Geometry = Geometry {
 /// A node of 256 KiB.
 const NODE_SECTORS: u16 = 512;
 
-/// Keys of 4 KiB that are in a node before it is measured: close to what it can hold.
+/// The number of keys of 4 KiB in a node before it is measured: close to what a node can hold.
 const KEYS: u64 = 10_000;
 
 fn own(bucket: u64) -> Key {
@@ -39,7 +39,8 @@ fn pointer(sector: u64) -> Pointers {
     Pointers::one(Pointer::new(DeviceIndex(0), sector, Gen(1)))
 }
 
-/// The key of every second 4 KiB of the volume, with its data at `place` on the cache device.
+/// Returns a key of 4 KiB whose data is at `place` on the cache device. Consecutive indices leave
+/// gaps of 4 KiB in the volume.
 fn key(index: u64, place: u64) -> Key {
     Key {
         inode: Inode(0),
@@ -50,7 +51,7 @@ fn key(index: u64, place: u64) -> Key {
     }
 }
 
-/// Pseudo-random numbers (splitmix64).
+/// Returns the next pseudo-random number (splitmix64).
 fn random(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -62,7 +63,7 @@ fn measure(what: &str, rounds: u64, round: impl FnMut(u64)) {
     measure_each(what, rounds, 1, round);
 }
 
-/// Measures the cost of one of `count` items, all of which a round handles.
+/// Measures the cost of one item, where each round handles `count` of them.
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn measure_each(what: &str, rounds: u64, count: u64, mut round: impl FnMut(u64)) {
     let start = Instant::now();
@@ -81,7 +82,7 @@ fn zeroed(bytes: usize) -> Vec<u8> {
     vec![0; bytes]
 }
 
-/// Builds a node that begins with `keys`; returns it with its first set.
+/// Builds a node from `keys`; returns it with its first set.
 fn fresh(keys: &[Key]) -> (Node, SetWrite<Vec<u8>>) {
     fresh_of(own(40), keys)
 }
@@ -112,7 +113,8 @@ fn main() {
     measure_sums();
 }
 
-/// Measures lookups and passes over all keys in nodes that do not stay in the processor's cache.
+/// Measures lookups, and iteration over all keys, in nodes that do not stay in the processor's
+/// cache.
 fn measure_passes(seed: &mut u64) {
     const COUNT: u64 = 20;
     let nodes: Vec<Node> = (0..COUNT).map(|_| full_node()).collect();
@@ -128,7 +130,7 @@ fn measure_passes(seed: &mut u64) {
     });
 }
 
-/// Measures the checksum of a node's bytes: of the same bytes repeatedly, and of different ones
+/// Measures the checksum of a node's bytes: of the same bytes repeatedly, and of different bytes
 /// each time.
 fn measure_sums() {
     const KIB: u64 = 256;
@@ -144,7 +146,7 @@ fn measure_sums() {
 /// Measures inserts spread over `count` nodes: one stays in the processor's cache, 20 do not.
 fn measure_inserts(count: u64, seed: &mut u64) {
     let rounds = 1000 * count;
-    // Larger nodes, with room behind their first set for what is inserted.
+    // Larger nodes, with room behind their first set for the inserted keys.
     let roomy = Key { size: 2 * NODE_SECTORS, ..own(40) };
     let nodes_of = |keys: Vec<Key>| -> Vec<Node> { (0..count).map(|_| fresh_of(roomy, &keys).0).collect() };
     let mut nodes = nodes_of((0..KEYS).map(|index| key(index, index * 2)).collect());
@@ -163,7 +165,7 @@ fn measure_inserts(count: u64, seed: &mut u64) {
     });
 }
 
-/// Measures reading a node of one large set and 32 small ones over it.
+/// Measures reading a node that consists of a large set and up to 32 small sets over it.
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn measure_read(seed: &mut u64) {
     let (bytes, sets) = written(33, 100, seed);
@@ -216,8 +218,8 @@ fn written(sets_max: usize, keys: usize, seed: &mut u64) -> (Vec<u8>, usize) {
     (bytes, sets)
 }
 
-/// Measures nodes that are read in turns, as a walk does it: more than the processor's nearest
-/// caches hold.
+/// Measures reading several nodes in turns, as a tree walk does. Together they exceed the
+/// processor's nearest caches.
 fn measure_turns(sets_max: usize, seed: &mut u64) {
     const NODES: usize = 16;
     let nodes: Vec<(Vec<u8>, usize)> = (0..NODES).map(|_| written(sets_max, 320, seed)).collect();

@@ -7,8 +7,8 @@ export BCACHED_NOTES=/run/b BCACHED_STATE=/run/b BCACHED_CONTROL=/run/b/control.
 
 options="--config /run/b/config.toml" patience=90
 
-# For the section of a cache: emulated devices are slow, and no request shall bypass the cache for
-# congestion.
+# For the section of a cache: emulated devices are slow, and congestion must not make requests
+# bypass the cache.
 uncongested="congested_read_threshold_us = 0
 congested_write_threshold_us = 0"
 
@@ -69,9 +69,9 @@ killed() {
 # ends PROCESS: waits for the process, which must succeed.
 ends() { wait $1 || { echo "exit $?: $2"; cat /tmp/log; return 1; }; }
 
-# load DEVICE-OR-FILE SIZE NAME [FIO-ARGUMENT..]: repeatedly writes all of it in a random order and
-# reads it back, each time with other bytes, until /tmp/enough exists. An error or a wrong byte ends
-# it. passes NAME prints the number of passes.
+# load DEVICE-OR-FILE SIZE NAME [FIO-ARGUMENT..]: repeatedly writes all of it in random order and
+# reads it back, with different bytes in each pass, until /tmp/enough exists. An error or a wrong
+# byte ends it. passes NAME prints the number of completed passes.
 load() {
 	place=$1 size=$2 name=$3; shift 3
 	until test -e /tmp/enough; do
@@ -90,8 +90,8 @@ passed_or_failed() { test -e /tmp/$1.failed || test $(passes $1) -ge $2; }
 
 # written DEVICE-OR-FILE SIZE PASS [FIO-ARGUMENT..]: writes and verifies it once. With
 # --verify_only, it is only read, and must contain what that pass has written. Each byte encodes its
-# position and its pass. A checksum stored with the data would not do: what an earlier pass left has
-# a good one, too.
+# position and its pass. A checksum stored with the data would not suffice: data of an earlier pass
+# has a valid checksum, too.
 written() {
 	verified_place=$1 verified_size=$2 seed=$3; shift 3
 	fio --name=verified --filename=$verified_place --size=$verified_size --rw=randwrite --bsrange=4k-32k --ioengine=libaio --iodepth=8 --direct=1 \

@@ -1,19 +1,21 @@
-//! Devices in memory that end each operation before the next wait. What volumes hold is neither copied nor kept; metadata is both.
+//! Devices in memory that complete each operation before the next wait. The data of volumes is
+//! neither copied nor kept; metadata is both.
 
 use bcached_env::{Completion, DiskId, DiskInfo, Driver, Event, Op, Time, Token};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// Bytes of a block of either device.
+/// The block size of either device, in bytes.
 pub const BLOCK_BYTES: usize = 4096;
 const SECTOR_BYTES: usize = 512;
-/// Virtual time of one wait, in nanoseconds: what a fast drive takes. Timers fire by it.
+/// The virtual time that one wait takes, in nanoseconds: as long as a fast drive takes. Timers use
+/// it.
 const WAIT_NS: u64 = 10_000;
 
-/// What each block of a client's begins with: metadata does not.
+/// The first bytes of each block that a client writes. Metadata never begins with them.
 pub const DATA: [u8; 16] = *b"data of a client";
 
-/// What was asked of the devices, and how often for the time.
+/// Counts of the operations on the devices, and of the queries for the time.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Asked {
     pub cache_reads: u64,
@@ -26,7 +28,7 @@ pub struct Asked {
     pub times: u64,
 }
 
-/// Both devices and the clock.
+/// Both devices and the virtual clock.
 pub struct World {
     devices: [Device; 2],
     now: u64,
@@ -37,14 +39,14 @@ pub struct World {
 
 struct Device {
     info: DiskInfo,
-    /// Fresh memory of zeroes: what is not touched takes none.
+    /// Zeroed when allocated; pages that are never touched take no memory.
     bytes: Vec<u8>,
-    /// Blocks that hold metadata, a bit each.
+    /// Which blocks hold metadata, one bit each.
     metadata: Vec<u64>,
 }
 
 impl Device {
-    /// `kept` bytes of it are kept, from the start.
+    /// Creates a device that keeps only its first `kept` bytes.
     fn new(sectors: u64, kept: usize) -> Self {
         let info = DiskInfo {
             sectors,
@@ -67,7 +69,7 @@ impl Device {
         self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Keeps metadata, and returns how much of that it is.
+    /// Stores `bytes` if they are metadata. Returns the number of metadata bytes.
     fn write(&mut self, start: usize, bytes: &[u8]) -> u64 {
         if bytes[..DATA.len()] != DATA {
             self.place(start, bytes);
@@ -92,7 +94,7 @@ impl Device {
 }
 
 impl World {
-    /// A cache and a backing device of so many bytes.
+    /// Creates a cache and a backing device of these sizes.
     pub fn new(cache_bytes: u64, backing_bytes: u64) -> Rc<RefCell<Self>> {
         let cache = Device::new(cache_bytes / SECTOR_BYTES as u64, size(cache_bytes));
         let backing = Device::new(backing_bytes / SECTOR_BYTES as u64, 16 * BLOCK_BYTES);
@@ -100,12 +102,12 @@ impl World {
         Rc::new(RefCell::new(Self { devices: [cache, backing], now: 0, ended, asked, times: Cell::new(0) }))
     }
 
-    /// Puts metadata on a device from outside.
+    /// Stores metadata on a device directly, without an operation.
     pub fn place(&mut self, disk: DiskId, sector: u64, bytes: &[u8]) {
         self.devices[disk.0 as usize].place(size(sector) * SECTOR_BYTES, bytes);
     }
 
-    /// What was asked for until now.
+    /// Returns the counts so far.
     pub const fn asked(&self) -> Asked {
         let mut asked = self.asked;
         asked.times = self.times.get();
@@ -139,7 +141,7 @@ fn size(number: u64) -> usize {
     usize::try_from(number).expect("devices fit in the address space")
 }
 
-/// A handle on the world.
+/// A driver that carries out each operation when it is submitted.
 pub struct InlineDriver(pub Rc<RefCell<World>>);
 
 impl Driver for InlineDriver {

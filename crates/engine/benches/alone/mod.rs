@@ -1,5 +1,5 @@
-//! The engine with nothing around it: one thread, devices that end each operation at once and copy no data, clients that ask one thing
-//! after the other.
+//! The engine alone: one thread, devices that complete each operation at once without copying data,
+//! and clients that send one request after the other.
 #![allow(dead_code, reason = "each bench uses some of it")]
 
 pub mod callgrind;

@@ -1,4 +1,4 @@
-//! A set newly made on devices in memory, its volume, and clients.
+//! A newly formatted set on devices in memory, with one volume and its clients.
 
 use super::devices::{Asked, BLOCK_BYTES, DATA, InlineDriver, World};
 use bcached_engine::{
@@ -17,7 +17,7 @@ use std::rc::Rc;
 
 const CACHE: DiskId = DiskId(0);
 const BACKING: DiskId = DiskId(1);
-/// The usual bucket, in sectors.
+/// The usual bucket size, in sectors.
 const BUCKET_SECTORS: u16 = 1024;
 const BLOCK_SECTORS: u16 = 8;
 
@@ -30,14 +30,15 @@ pub struct Stage {
     _place: tempfile::TempDir,
 }
 
-/// What clients do with a block.
+/// What clients do with each block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     Read,
     Write,
 }
 
-/// Clients, each of which asks for the next as soon as it has its answer, and has memory of its own, which is used again and again.
+/// Clients of the volume. Each requests the next block as soon as its previous request is answered.
+/// Each has its own buffer, which it reuses for every request.
 struct Clients {
     env: Env,
     set: CacheSet,
@@ -51,8 +52,9 @@ struct Clients {
 }
 
 impl Stage {
-    /// A set on a cache of so many bytes, with a volume on a backing device of so many, in mode writeback. As the library beside which it
-    /// is measured: streams are cached like anything else, and nothing is written back.
+    /// Creates and opens a set with a cache and a backing device of these sizes, with the volume in
+    /// write-back mode. As in the library with which it is compared, sequential access is cached as
+    /// well, and nothing is written back.
     pub fn new(world: &Rc<RefCell<World>>, cache_bytes: u64, backing_bytes: u64) -> Self {
         let set_uuid = Uuid([1; 16]);
         let cache = CacheSuperblock::format(CacheFormat {
@@ -97,7 +99,7 @@ impl Stage {
         Self { world: Rc::clone(world), executor, set, volume, _place: place }
     }
 
-    /// Asks for all `blocks` of the volume, with `depth` requests in flight, and waits for the last.
+    /// Requests all `blocks` of the volume with `depth` requests in flight, and waits for the last.
     pub fn run(&mut self, kind: Kind, blocks: Vec<u32>, depth: usize) {
         let clients = Rc::new(Clients {
             env: self.executor.env(),
@@ -121,19 +123,19 @@ impl Stage {
         ran.expect("somebody waits for ever");
     }
 
-    /// As of now.
+    /// Returns the current status of the set.
     pub fn status(&self) -> Status {
         self.set.status()
     }
 
-    /// What the devices were asked for until now.
+    /// Returns what the devices have been asked for so far.
     pub fn asked(&self) -> Asked {
         self.world.borrow().asked()
     }
 }
 
 impl Clients {
-    /// The next one of client `number`.
+    /// Sends the next request of client `number`.
     fn go_on(self: Rc<Self>, number: usize, buffer: Buffer) {
         let Some(block) = self.blocks.get(self.next.get()) else {
             self.running.set(self.running.get() - 1);
@@ -170,7 +172,7 @@ fn block() -> Buffer {
     buffer
 }
 
-/// All blocks of a device of so many bytes, without an order.
+/// Returns all block numbers of a device of `bytes` bytes, in random order.
 pub fn shuffled(bytes: u64, rng: &mut Rng) -> Vec<u32> {
     let mut blocks: Vec<u32> = (0..u32::try_from(bytes / BLOCK_BYTES as u64).expect("few")).collect();
     for last in (1..blocks.len()).rev() {
