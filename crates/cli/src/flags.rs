@@ -76,7 +76,8 @@ pub enum Command {
     Remove(Remove),
     /// Stop the daemon in order, or serve one volume no more until the next start
     Stop(Stop),
-    /// Go on in the place of the daemon that runs, with its devices and its clients: for a new version
+    /// Go on in the place of the daemon that runs, with its devices and its clients: for a new
+    /// version
     TakeOver(TakeOver),
     /// Give up what a cache holds of a volume that is gone, or that lives in the cache alone
     Forget(Forget),
@@ -138,7 +139,8 @@ pub struct Make {
     /// Bucket size: a power of two, 4k to 16M; a bare number is bytes [default: 512k]
     #[arg(short = 'b', long, value_name = "SIZE")]
     pub bucket: Option<String>,
-    /// Block size: a power of two, 512 to 4k; a bare number is bytes [default: 4k, or what --for needs]
+    /// Block size: a power of two, 512 to 4k; a bare number is bytes [default: 4k, or what --for
+    /// needs]
     #[arg(short = 'w', long, value_name = "SIZE")]
     pub block: Option<String>,
     /// Where a backing device's data starts; a bare number is sectors of 512 bytes [default: 16]
@@ -159,8 +161,8 @@ pub struct Make {
     /// Which bucket is reused first: lru, fifo or random [default: lru]
     #[arg(long, alias = "cache_replacement_policy", value_name = "POLICY")]
     pub cache_replacement_policy: Option<String>,
-    /// Fit this device: the backing device that the new cache is to serve (its block size), or the cache that a new
-    /// backing device is to use (its set)
+    /// Fit this device: the backing device that the new cache is to serve (its block size), or the
+    /// cache that a new backing device is to use (its set)
     #[arg(long = "for", value_name = "DEV")]
     pub serves: Option<PathBuf>,
     /// Overwrite a device that carries this signature (the refusal names it)
@@ -204,10 +206,12 @@ pub struct Serve {
     /// A cache device to serve, without a configuration; can be repeated
     #[arg(long, value_name = "DEV")]
     pub cache: Vec<String>,
-    /// A backing device to serve, without a configuration; can be repeated. One that belongs to no set is attached
+    /// A backing device to serve, without a configuration; can be repeated. One that belongs to no
+    /// set is attached
     #[arg(long, value_name = "DEV")]
     pub backing: Vec<String>,
-    /// How volumes are exported: nbd, nbd:/path/to/socket, nbd:127.0.0.1:10809, dev, ublk, vhost-user[:DIR], fuse[:DIR]; can be repeated
+    /// How volumes are exported: nbd, nbd:/path/to/socket, nbd:127.0.0.1:10809, dev, ublk,
+    /// vhost-user[:DIR], fuse[:DIR]; can be repeated
     #[arg(long, value_name = "WAY")]
     pub export: Vec<String>,
     /// How long a stop waits for clients: 30s, 5m [default: 20s]
@@ -232,8 +236,8 @@ pub struct Status {
 /// `bcached metrics`.
 #[derive(clap::Args, Debug)]
 pub struct Metrics {
-    /// Under the names that node_exporter has for the kernel's bcache, for its textfile collector; with a FILE, which is
-    /// replaced in one step, into that
+    /// Under the names that node_exporter has for the kernel's bcache, for its textfile collector;
+    /// with a FILE, which is replaced in one step, into that
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     pub textfile: Option<PathBuf>,
     #[command(flatten)]
@@ -384,7 +388,8 @@ pub struct List {
 /// Where the daemon answers.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Control {
-    /// The daemon's control socket [default: $BCACHED_CONTROL, else /run/bcached/control.sock]; monitor.sock beside it is enough to look
+    /// The daemon's control socket [default: $BCACHED_CONTROL, else /run/bcached/control.sock];
+    /// monitor.sock beside it is enough to look
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 }

@@ -1,8 +1,9 @@
 //! Citations of invariants.
 //!
 //! `docs/invariants.md` defines numbers such as `D7` in list items that begin with `- **D7.**`.
-//! Code cites one with the words `invariant D7`. Outside of tests that is where it is kept; in tests,
-//! in the simulator and in planted faults (`invariant: D7` in the head of a patch) it is proven.
+//! Code cites one with the words `invariant D7`. Outside of tests that is where it is kept; in
+//! tests, in the simulator and in planted faults (`invariant: D7` in the head of a patch) it is
+//! proven.
 
 use super::File;
 use std::collections::BTreeMap;

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 /// `bcached flush`.
 #[derive(clap::Args, Debug)]
 pub struct Flush {
-    /// A volume's name, label, UUID (or its first 8 digits) or backing device [default: all that have a cache]
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device [default: all that
+    /// have a cache]
     pub volume: Option<String>,
     #[command(flatten)]
     pub watch: Watch,
@@ -44,7 +45,8 @@ pub struct Add {
     /// Its cache's name, or none
     #[arg(long, value_name = "SET")]
     pub cache: Option<String>,
-    /// How large it is to be: a volume without a backing device, that lives in the cache alone; a bare number is bytes
+    /// How large it is to be: a volume without a backing device, that lives in the cache alone; a
+    /// bare number is bytes
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub size: Option<String>,
     #[command(flatten)]
@@ -57,7 +59,8 @@ pub struct Add {
     after_help = "A block device /dev/ublkbN whose daemon is gone is taken from the kernel; no daemon need run for that."
 )]
 pub struct Remove {
-    /// A volume's name, label, UUID (or its first 8 digits) or backing device; or a block device (ublk) that nobody serves any more
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device; or a block device
+    /// (ublk) that nobody serves any more
     pub volume: String,
     /// Take away a block device that nobody serves though it is in use: what waits there fails
     #[arg(long)]
@@ -73,8 +76,8 @@ pub struct Remove {
                         waits for clients up to its stop_timeout. With --timeout only this command ends early."
 )]
 pub struct Stop {
-    /// A volume's name, label, UUID (or its first 8 digits) or backing device: only that is served no more, until the next start or
-    /// `bcached add` [default: the whole daemon]
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device: only that is served
+    /// no more, until the next start or `bcached add` [default: the whole daemon]
     pub volume: Option<String>,
     #[command(flatten)]
     pub watch: Watch,
@@ -91,7 +94,8 @@ pub struct TakeOver {
     /// The program that is to go on [default: this one]
     #[arg(long, value_name = "FILE")]
     pub program: Option<std::path::PathBuf>,
-    /// How long to wait at most: 30s, 5m, 2h; then it goes on, and the exit status is 6 [default: 3m]
+    /// How long to wait at most: 30s, 5m, 2h; then it goes on, and the exit status is 6 [default:
+    /// 3m]
     #[arg(long, value_name = "TIME")]
     pub timeout: Option<String>,
     /// Check what can be checked and say what would be, but do nothing
@@ -114,11 +118,13 @@ pub struct Forget {
     /// How much dirty data may be lost; a bare number is bytes [default: none]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub accept_loss: Option<String>,
-    /// The new file, on the daemon's machine, that is to say what was lost [default: lost-UUID-TIME.json in /var/lib/bcached; of a
-    /// daemon that is not root's, in ~/.local/state/bcached]
+    /// The new file, on the daemon's machine, that is to say what was lost [default:
+    /// lost-UUID-TIME.json in /var/lib/bcached; of a daemon that is not root's, in
+    /// ~/.local/state/bcached]
     #[arg(long, value_name = "FILE")]
     pub lost_ranges: Option<PathBuf>,
-    /// The cache that is to forget it: a name, the UUID of its set, or its device [default: the one that knows it]
+    /// The cache that is to forget it: a name, the UUID of its set, or its device [default: the one
+    /// that knows it]
     #[arg(long, value_name = "SET")]
     pub cache: Option<String>,
     #[command(flatten)]
@@ -149,7 +155,8 @@ pub struct Shrink {
     /// How large it is to be, in whole blocks; a bare number is bytes
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub size: String,
-    /// How much may be lost behind its new end of one that lives in the cache alone; a bare number is bytes [default: nothing]
+    /// How much may be lost behind its new end of one that lives in the cache alone; a bare number
+    /// is bytes [default: nothing]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub accept_loss: Option<String>,
     /// The new file, on the daemon's machine, that is to say what was lost [default: as `forget`'s]
@@ -206,7 +213,8 @@ pub struct Release {
                         it does the rest; `bcached release SET --register` is the way back."
 )]
 pub struct Import {
-    /// The UUID of a set of the kernel (or its first 8 digits), one of its devices, or bcacheN; or what was released here
+    /// The UUID of a set of the kernel (or its first 8 digits), one of its devices, or bcacheN; or
+    /// what was released here
     #[arg(value_name = "SET")]
     pub set: String,
     #[command(flatten)]

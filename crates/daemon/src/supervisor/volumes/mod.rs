@@ -92,8 +92,8 @@ impl Supervisor {
         }
     }
 
-    /// Gives the volume to the engine that serves volumes without a cache; `lacked` says why it does
-    /// not have the one that it should have.
+    /// Gives the volume to the engine that serves volumes without a cache; `lacked` says why it
+    /// does not have the one that it should have.
     fn serve_without(
         &mut self,
         index: usize,

@@ -91,8 +91,8 @@ impl Table {
         None
     }
 
-    /// Decides about a volume at the time `now`. `since` is since when its cache counts as missing if
-    /// that is news. Both are counted from the daemon's start.
+    /// Decides about a volume at the time `now`. `since` is since when its cache counts as missing
+    /// if that is news. Both are counted from the daemon's start.
     pub fn place(
         &self,
         index: usize,
@@ -189,8 +189,8 @@ impl Table {
 }
 
 impl VolumeEntry {
-    /// The volume as placement sees it. `since` is since when its cache counts as missing if it has not
-    /// been found missing yet.
+    /// The volume as placement sees it. `since` is since when its cache counts as missing if it has
+    /// not been found missing yet.
     fn view(&self, since: Option<Duration>) -> Volume<'_> {
         let lacks_since = self.lacks_since().or(since);
         Volume { wanted: wanted_of(self.wanted_cache.as_deref()), wait: self.wait, lacks_since }
