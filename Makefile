@@ -1,6 +1,6 @@
 # The entry points. Each target installs what is missing (as root: Debian packages, with apt) or
 # prints the exact command that does, then builds and runs.
-.PHONY: test demo setup fuzz hunt sim bench bench-guest bench-model coverage mutants
+.PHONY: test check demo setup fuzz hunt sim bench bench-guest bench-model coverage mutants
 
 # Builds and runs the simulator without link-time optimisation. With it, a run would take 5 % less
 # time, but each build a minute more.
@@ -10,6 +10,10 @@ sim := CARGO_PROFILE_RELEASE_LTO=false cargo run --quiet --release --package bca
 # "N passed, 0 failed, M skipped".
 test:
 	@tests/run
+
+# Format, lints, documents and unit tests: minutes.
+check:
+	@tests/check
 
 # An "SSD" file and an "HDD" file, with a real file system that survives a crash.
 demo:

@@ -12,9 +12,8 @@ mod widths;
 use anyhow::{Context as _, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-/// A file under version control.
+/// A text file of the repository.
 pub struct File {
     /// Its path from the root of the repository.
     pub path: PathBuf,
@@ -32,7 +31,7 @@ impl File {
 /// Checks the repository at `root` and prints what is wrong. Returns false if anything is.
 ///
 /// # Errors
-/// A file that cannot be read, or git that cannot be run.
+/// A file that cannot be read.
 pub fn run(root: &Path) -> Result<bool> {
     let files = files(root)?;
     let mut wrong = invariants::check(&files);
@@ -44,22 +43,26 @@ pub fn run(root: &Path) -> Result<bool> {
     Ok(wrong.is_empty())
 }
 
-/// Reads all text files that git knows, including new ones that are not ignored.
+/// Reads all text files below `root` but for those that builds have made.
 fn files(root: &Path) -> Result<Vec<File>> {
-    let mut git = Command::new("git");
-    git.args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"]).current_dir(root);
-    let output = git.output().context("cannot run git")?;
-    anyhow::ensure!(output.status.success(), "git ls-files: {}", String::from_utf8_lossy(&output.stderr));
     let mut files = Vec::new();
-    for path in output.stdout.split(|byte| *byte == 0).filter(|path| !path.is_empty()) {
-        let path = PathBuf::from(String::from_utf8_lossy(path).into_owned());
-        let is_read = ["rs", "md", "patch"].iter().any(|kind| path.extension().is_some_and(|of| of == *kind));
-        // A file that was removed and not committed yet is still listed.
-        if is_read && root.join(&path).is_file() {
-            let text = fs::read_to_string(root.join(&path)).with_context(|| format!("{}", path.display()))?;
-            files.push(File { path, text });
+    let mut folders = vec![PathBuf::new()];
+    while let Some(folder) = folders.pop() {
+        let path = root.join(&folder);
+        for entry in fs::read_dir(&path).with_context(|| format!("{}", path.display()))? {
+            let entry = entry.with_context(|| format!("{}", path.display()))?;
+            let path = folder.join(entry.file_name());
+            let kind = entry.file_type().with_context(|| format!("{}", path.display()))?;
+            let extension = path.extension().unwrap_or_default();
+            if kind.is_dir() && entry.file_name() != "target" && entry.file_name() != ".git" {
+                folders.push(path);
+            } else if kind.is_file() && ["rs", "md", "patch"].iter().any(|read| extension == *read) {
+                let text = fs::read_to_string(root.join(&path));
+                files.push(File { text: text.with_context(|| format!("{}", path.display()))?, path });
+            }
         }
     }
+    files.sort_by(|one, other| one.path.cmp(&other.path));
     Ok(files)
 }
 
