@@ -21,7 +21,6 @@ mod volumes;
 
 use crate::control_server::{Control, Handlers, Signal, Signals};
 use crate::descriptor_limit;
-use crate::engine_thread::{Added, Given, News, NotTaken, Stopped};
 use crate::events;
 use crate::log;
 use crate::oom_score;
@@ -32,21 +31,22 @@ use crate::udev_owned::OwnedList;
 use bcached_config::{CommandLine, Config};
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::take_over::{Progress, TakingOver};
-use bcached_engine::Error;
-use bcached_format::{BackingSuperblock, Uuid};
+use bcached_format::BackingSuperblock;
 use bcached_offline::devices::{BackingDevice, CacheDevice};
 use bcached_offline::notes;
 use bcached_port::ExportTable;
+use caches::CacheEvent;
 use devices::open_timeout::Patience;
 use fronts::Fronts;
 use handover::{Course, Life};
-use options::pending_settings::Word;
+use jobs::JobEvent;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use table::Table;
+use volumes::VolumeEvent;
 
 /// How often missing devices are looked for.
 const RETRY: Duration = Duration::from_secs(2);
@@ -56,58 +56,35 @@ const HEALTH: Duration = Duration::from_secs(5);
 
 /// An event that the loop waits for.
 enum Event {
+    Signal(Signal),
     /// A front end has news about a volume.
     FrontChanged,
-    Signal(Signal),
-    Cache(usize, News),
-    VolumeAdded(usize, Box<Result<Added, Error>>),
-    Stopped(usize, Stopped),
-    /// A client asks to change options.
-    Change(Box<options::change::Asked>),
-    /// An engine has set the cache mode of a volume to this requested value, or has refused it
-    /// (true).
-    ModeSettled(usize, Word, bool),
-    /// An engine has written this requested value to a cache's superblock, or has refused it
-    /// (true).
-    SettingsSettled(usize, Word, bool),
-    /// An engine has finished the first step of a change of options, or has failed.
-    Ahead(Box<options::change::Ahead>),
-    /// A client asks how the configuration files differ from what runs.
-    Differs(options::config_diff::Answer),
-    /// A client asks for a job.
-    Begin(Box<jobs::Asked>),
-    /// An engine has finished the job of this number.
-    JobEnded(u64, Result<(), Error>),
-    /// For the job of this number, an engine has given up a volume, which moves to a cache or
-    /// nowhere.
-    Given(u64, usize, Option<usize>, Box<Result<Given, Error>>),
-    /// For the job of this number, a volume has been forgotten, or the reason why not.
-    Forgotten(u64, Uuid, Result<(), Failure>),
-    /// Whether the result of the job of this number is visible yet.
-    Shown(u64, bool),
-    /// For the job of this number, a volume has been shrunk and this many bytes are lost; or why
-    /// not.
-    Shrunk(u64, Result<u64, Failure>),
+    /// An event of the cache of this index.
+    Cache(usize, CacheEvent),
+    /// An event of the volume of this index.
+    Volume(usize, VolumeEvent),
+    /// An event of the job of this number.
+    Job(u64, JobEvent),
     /// An engine has created a flash-only volume, or serves one again.
     FlashAdded(Box<jobs::flash::Added>),
-    /// A client asks to replace a cache by another device.
-    Replace(Box<jobs::replace::Asked>),
-    /// A client cancels a replacement; the index is that of the cache's former device.
-    StopReplacing(usize),
-    /// A client no longer wants to wait for the job of this number, which ends by itself.
-    StopWaiting(u64),
-    /// For the job of this number, the other engine has taken up the volume, or says why not.
-    Moved(u64, usize, Box<Result<Added, Error>>),
-    /// An engine has taken up the returned backing device of a volume, or says why not.
-    Returned(usize, Box<Result<Option<Error>, NotTaken>>),
-    /// An engine has taken up a returned cache device. True if unflushed writes may be lost.
-    CacheReturned(usize, Box<Result<bool, Error>>),
-    /// The set of a cache whose device is gone has tried to write to it.
-    CacheProved(usize),
+    /// An engine has finished the first step of a change of options, or has failed.
+    Ahead(Box<options::change::Ahead>),
+    /// A client asks for something.
+    Ask(Asked),
     /// Another process is to take over, or a client asks whether one could.
     HandOver(Box<handover::Wish>),
-    /// The engine of this cache now has this much memory for nodes; `None` if it is unchanged.
-    NodesChanged(usize, Option<usize>),
+}
+
+/// What a client asks of the loop.
+enum Asked {
+    /// To change options.
+    Change(Box<options::change::Asked>),
+    /// How the configuration files differ from what runs.
+    Differs(options::config_diff::Answer),
+    /// For a job.
+    Begin(Box<jobs::Asked>),
+    /// To replace a cache by another device.
+    Replace(Box<jobs::replace::Asked>),
 }
 
 /// The phase of the daemon's life.
@@ -459,42 +436,27 @@ impl Supervisor {
                     }
                 }
                 Ok(Event::Signal(Signal::Reload)) => self.reload(),
-                Ok(Event::Cache(index, News::Opened(result))) => self.cache_opened(index, result),
-                Ok(Event::Cache(index, News::Ended)) => self.cache_ended(index)?,
-                Ok(Event::Cache(_, News::Failed)) => self.look_after_sets(),
-                Ok(Event::Cache(index, News::Works)) => self.set_works_again(index),
-                Ok(Event::Stopped(index, stopped)) => self.cache_let_go(index, stopped.outcome),
-                Ok(Event::VolumeAdded(index, result)) => self.volume_added(index, *result),
-                Ok(Event::Change(asked)) => self.change(*asked),
-                Ok(Event::ModeSettled(index, word, refused)) => self.mode_settled(index, &word, refused),
-                Ok(Event::SettingsSettled(index, word, refused)) => {
-                    self.settings_settled(index, &word, refused);
-                }
-                Ok(Event::Differs(answer)) => self.differs(&answer),
-                Ok(Event::Ahead(ahead)) => self.ahead(*ahead),
-                Ok(Event::Begin(asked)) => self.begin_job(*asked),
-                Ok(Event::Replace(asked)) => self.replace(*asked),
-                Ok(Event::StopReplacing(former)) => {
-                    self.stop_replacing(former, jobs::replace_steps::cancelled());
-                }
-                Ok(Event::StopWaiting(number)) => self.stop_waiting(number),
-                Ok(Event::JobEnded(number, outcome)) => self.job_ended(number, outcome),
-                Ok(Event::Given(number, volume, to, given)) => self.given(number, volume, to, *given),
-                Ok(Event::Moved(number, volume, added)) => self.moved(number, volume, *added),
-                Ok(Event::Returned(volume, taken)) => self.returned(volume, *taken),
-                Ok(Event::CacheReturned(cache, taken)) => self.cache_returned(cache, *taken),
-                Ok(Event::CacheProved(cache)) => self.cache_proved(cache),
-                Ok(Event::Shown(number, is_shown)) => self.shown(number, is_shown),
-                Ok(Event::Forgotten(number, uuid, outcome)) => self.forgotten(number, uuid, outcome),
-                Ok(Event::Shrunk(number, outcome)) => self.shrunk(number, outcome),
+                Ok(Event::Cache(index, event)) => self.cache_event(index, event)?,
+                Ok(Event::Volume(index, event)) => self.volume_event(index, event),
+                Ok(Event::Job(number, event)) => self.job_event(number, event),
                 Ok(Event::FlashAdded(done)) => self.flash_added(*done),
+                Ok(Event::Ahead(ahead)) => self.ahead(*ahead),
+                Ok(Event::Ask(asked)) => self.asked(asked),
                 // The work is done at the top of each turn.
                 Ok(Event::FrontChanged) => {}
-                Ok(Event::NodesChanged(index, has)) => self.nodes_changed(index, has),
                 Err(RecvTimeoutError::Timeout) => self.look_after_sets(),
                 Err(RecvTimeoutError::Disconnected) => unreachable!("the supervisor holds a sender itself"),
             }
             self.advance()?;
+        }
+    }
+
+    fn asked(&mut self, asked: Asked) {
+        match asked {
+            Asked::Change(asked) => self.change(*asked),
+            Asked::Differs(answer) => self.differs(&answer),
+            Asked::Begin(asked) => self.begin_job(*asked),
+            Asked::Replace(asked) => self.replace(*asked),
         }
     }
 

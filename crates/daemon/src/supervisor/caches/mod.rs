@@ -4,11 +4,13 @@ pub mod reconnect;
 pub mod replaced;
 pub mod retry_policy;
 
-use crate::engine_thread::{self, Engine, LeftNote, Opened, Start};
+use crate::engine_thread::{self, Engine, LeftNote, News, Opened, Start, Stopped};
 use crate::supervisor::devices::open_timeout::Unopened;
+use crate::supervisor::jobs::replace_steps;
 use crate::supervisor::lifecycle::memory_budget::Nodes;
 use crate::supervisor::options::Done;
 use crate::supervisor::options::owner::no_cache;
+use crate::supervisor::options::pending_settings::Word;
 use crate::supervisor::report::health;
 use crate::supervisor::report::progress_of;
 use crate::supervisor::report::reasons;
@@ -31,7 +33,42 @@ use std::time::Duration;
 /// How often the log reports an opening that is still in progress.
 const OPENING_TOLD: Duration = Duration::from_secs(10);
 
+/// An event of a cache.
+pub enum CacheEvent {
+    /// News from its engine.
+    News(News),
+    /// Its engine has stopped.
+    Stopped(Stopped),
+    /// Its engine has written this requested value to the superblock, or has refused it (true).
+    SettingsSettled(Word, bool),
+    /// Its engine has taken up the returned device. True if unflushed writes may be lost.
+    Returned(Box<Result<bool, Error>>),
+    /// Its set, whose device is gone, has tried to write to it.
+    Proved,
+    /// Its engine has changed its memory for nodes to this, in bytes, or keeps what it had.
+    NodesChanged(Option<usize>),
+    /// A client cancels the replacement of this former device.
+    StopReplacing,
+}
+
 impl Supervisor {
+    /// Handles an event of the cache of this index.
+    pub fn cache_event(&mut self, index: usize, event: CacheEvent) -> Result<(), Failure> {
+        match event {
+            CacheEvent::News(News::Opened(result)) => self.cache_opened(index, result),
+            CacheEvent::News(News::Ended) => self.cache_ended(index)?,
+            CacheEvent::News(News::Failed) => self.look_after_sets(),
+            CacheEvent::News(News::Works) => self.set_works_again(index),
+            CacheEvent::Stopped(stopped) => self.cache_let_go(index, stopped.outcome),
+            CacheEvent::SettingsSettled(word, refused) => self.settings_settled(index, &word, refused),
+            CacheEvent::Returned(taken) => self.cache_returned(index, *taken),
+            CacheEvent::Proved => self.cache_proved(index),
+            CacheEvent::NodesChanged(has) => self.nodes_changed(index, has),
+            CacheEvent::StopReplacing => self.stop_replacing(index, replace_steps::cancelled()),
+        }
+        Ok(())
+    }
+
     /// Opens the cache's device, if the cache waits for it, and starts its engine.
     pub fn try_cache(&mut self, index: usize) {
         let device = match self.shared().table.caches.get(index) {
@@ -109,7 +146,7 @@ impl Supervisor {
         progress: Arc<Opening>,
     ) -> Result<CacheState, Failure> {
         let (sender, set) = (self.sender.clone(), start.set_uuid);
-        let news = move |news| drop(sender.send(Event::Cache(index, news)));
+        let news = move |news| drop(sender.send(Event::Cache(index, CacheEvent::News(news))));
         let thread = engine_thread::start(name, start, news)
             .map_err(|error| Failure::new(Kind::Io, "cannot start its thread").why(error.to_string()))?;
         Ok(CacheState::Opening { set, progress, thread })

@@ -5,6 +5,7 @@
 
 use crate::engine_error;
 use crate::engine_thread::Engine;
+use crate::supervisor::caches::CacheEvent;
 use crate::supervisor::devices::open_timeout::{Patience, Unopened};
 use crate::supervisor::table::CacheEntry;
 use crate::supervisor::volumes::reconnect::{Absent, fails};
@@ -108,7 +109,9 @@ impl Supervisor {
     fn prove_cache(&mut self, cache: usize, engine: &Engine) {
         if self.cache_returns.proving.insert(cache) {
             let sender = self.sender.clone();
-            engine.prove_cache(Box::new(move |_set_knows| drop(sender.send(Event::CacheProved(cache)))));
+            engine.prove_cache(Box::new(move |_set_knows| {
+                drop(sender.send(Event::Cache(cache, CacheEvent::Proved)))
+            }));
         }
     }
 
@@ -122,7 +125,8 @@ impl Supervisor {
         let (presence, path) = (found.device.presence(), found.device.path().to_owned());
         self.cache_returns.returning.insert(cache, (presence, path));
         let sender = self.sender.clone();
-        let answer = move |taken| drop(sender.send(Event::CacheReturned(cache, Box::new(taken))));
+        let answer =
+            move |taken| drop(sender.send(Event::Cache(cache, CacheEvent::Returned(Box::new(taken)))));
         engine.take_back_cache(found, Box::new(answer));
     }
 

@@ -2,6 +2,7 @@
 
 use crate::engine_thread::Engine;
 use crate::supervisor::jobs::Before;
+use crate::supervisor::jobs::JobEvent;
 use crate::supervisor::jobs::attach_detach::{Planned, Work};
 use crate::supervisor::jobs::precheck::{self, Looked};
 use crate::supervisor::table::{CacheState, VolumeEntry, VolumeState};
@@ -71,7 +72,9 @@ impl Supervisor {
     pub fn begin_removal(&self, number: u64, volume: usize, verb: Verb, engine: &Engine, id: VolumeId) {
         if self.unpublish(number, volume, verb) {
             let sender = self.sender.clone();
-            let given = move |given| drop(sender.send(Event::Given(number, volume, None, Box::new(given))));
+            let given = move |given| {
+                drop(sender.send(Event::Job(number, JobEvent::Given(volume, None, Box::new(given)))))
+            };
             engine.give_up(id, Box::new(given));
         }
     }

@@ -3,6 +3,7 @@
 
 use crate::engine_error;
 use crate::engine_thread::{Added, Adding, Engine, Given, Long, Way};
+use crate::supervisor::jobs::JobEvent;
 use crate::supervisor::jobs::record_losses::Loss;
 use crate::supervisor::jobs::{Before, Job};
 use crate::supervisor::options::Done;
@@ -401,7 +402,9 @@ impl Supervisor {
             name
         };
         let (sender, engine) = (self.sender.clone(), engine.clone());
-        let given = move |given| drop(sender.send(Event::Given(number, volume, Some(to), Box::new(given))));
+        let given = move |given| {
+            drop(sender.send(Event::Job(number, JobEvent::Given(volume, Some(to), Box::new(given)))))
+        };
         let give_up = move || engine.hand_over(id, Box::new(given));
         match self.exports.route(&name) {
             Some(route) => route.hold(give_up),
@@ -499,7 +502,8 @@ impl Supervisor {
         let adding = Adding { device, mode, options: entry.told, way, owes };
         drop(shared);
         let sender = self.sender.clone();
-        let added = move |added| drop(sender.send(Event::Moved(number, volume, Box::new(added))));
+        let added =
+            move |added| drop(sender.send(Event::Job(number, JobEvent::Moved(volume, Box::new(added)))));
         engine.add_backing(adding, Box::new(added));
     }
 

@@ -2,6 +2,8 @@
 
 use crate::control_server::AskCancel;
 use crate::engine_thread::Engine;
+use crate::supervisor::caches::CacheEvent;
+use crate::supervisor::jobs::JobEvent;
 use crate::supervisor::jobs::api::{find, lock, show};
 use crate::supervisor::jobs::{Subject, user};
 use crate::supervisor::table::CacheState;
@@ -47,10 +49,10 @@ pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskCancel {
             Way::Not => {}
             Way::Engine(engine) => engine.cancel(number),
             Way::Replacing(former) => {
-                let _stopping = events.send(Event::StopReplacing(former));
+                let _stopping = events.send(Event::Cache(former, CacheEvent::StopReplacing));
             }
             Way::Waiting => {
-                let _stopping = events.send(Event::StopWaiting(number));
+                let _stopping = events.send(Event::Job(number, JobEvent::StopWaiting));
             }
         }
         show(&shared, number)

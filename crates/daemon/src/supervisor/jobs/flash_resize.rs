@@ -6,6 +6,7 @@
 
 use crate::engine_error;
 use crate::engine_thread::{Engine, Long};
+use crate::supervisor::jobs::JobEvent;
 use crate::supervisor::jobs::attach_detach::{Planned, Work};
 use crate::supervisor::jobs::record_losses::{self, Loss, Turn};
 use crate::supervisor::{Event, Supervisor};
@@ -115,7 +116,7 @@ impl Supervisor {
         let sender = self.sender.clone();
         let work = move || {
             let losing = Losing { number, id, name, sectors, loss };
-            drop(sender.send(Event::Shrunk(number, losing.carry_out(&engine, &turn))));
+            drop(sender.send(Event::Job(number, JobEvent::Shrunk(losing.carry_out(&engine, &turn)))));
         };
         let begun = thread::Builder::new().name("shrink".to_owned()).spawn(work);
         begun.map(drop).map_err(|error| {

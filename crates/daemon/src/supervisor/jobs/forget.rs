@@ -4,6 +4,7 @@
 
 use crate::engine_error;
 use crate::engine_thread::Engine;
+use crate::supervisor::jobs::JobEvent;
 use crate::supervisor::jobs::record_losses::{self, Loss, Turn};
 use crate::supervisor::jobs::{Job, Subject};
 use crate::supervisor::table::{VolumeEntry, VolumeState};
@@ -66,7 +67,7 @@ impl Supervisor {
         let sender = self.sender.clone();
         let work = move || {
             let forgotten = carry_out(plan, &turn);
-            drop(sender.send(Event::Forgotten(number, uuid, forgotten)));
+            drop(sender.send(Event::Job(number, JobEvent::Forgotten(uuid, forgotten))));
         };
         if let Err(error) = thread::Builder::new().name("forget".to_owned()).spawn(work) {
             let failure = Failure::new(Kind::Io, "cannot start its thread").why(error.to_string());

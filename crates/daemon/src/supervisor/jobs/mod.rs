@@ -24,7 +24,7 @@ pub mod resize;
 pub mod visible;
 
 use crate::engine_error;
-use crate::engine_thread::{Engine, Long};
+use crate::engine_thread::{Added, Engine, Given, Long};
 use crate::supervisor::report::health;
 use crate::supervisor::table::{Table, VolumeState};
 use crate::supervisor::{Event, Supervisor};
@@ -324,7 +324,38 @@ impl Jobs {
     }
 }
 
+/// An event of a job.
+pub enum JobEvent {
+    /// An engine has finished its work.
+    Ended(Result<(), Error>),
+    /// An engine has given up this volume, which moves to this cache or nowhere.
+    Given(usize, Option<usize>, Box<Result<Given, Error>>),
+    /// The other engine has taken up this volume, or says why not.
+    Moved(usize, Box<Result<Added, Error>>),
+    /// The volume of this UUID has been forgotten, or why not.
+    Forgotten(Uuid, Result<(), Failure>),
+    /// Its result is visible to clients, or not yet.
+    Shown(bool),
+    /// The volume has been shrunk, and this many bytes are lost; or why not.
+    Shrunk(Result<u64, Failure>),
+    /// A client no longer wants to wait for a job that ends by itself.
+    StopWaiting,
+}
+
 impl Supervisor {
+    /// Handles an event of the job of this number.
+    pub fn job_event(&mut self, number: u64, event: JobEvent) {
+        match event {
+            JobEvent::Ended(outcome) => self.job_ended(number, outcome),
+            JobEvent::Given(volume, to, given) => self.given(number, volume, to, *given),
+            JobEvent::Moved(volume, added) => self.moved(number, volume, *added),
+            JobEvent::Forgotten(uuid, outcome) => self.forgotten(number, uuid, outcome),
+            JobEvent::Shown(is_shown) => self.shown(number, is_shown),
+            JobEvent::Shrunk(outcome) => self.shrunk(number, outcome),
+            JobEvent::StopWaiting => self.stop_waiting(number),
+        }
+    }
+
     /// Begins the requested job, or joins a running one, and answers the request.
     pub fn begin_job(&mut self, asked: Asked) {
         let Asked { volume, begin, uid, looked, answer } = asked;
@@ -412,7 +443,7 @@ impl Supervisor {
 
     pub fn begin_here(&self, number: u64, long: Long, engine: &Engine, id: VolumeId) {
         let sender = self.sender.clone();
-        let ended = move |outcome| drop(sender.send(Event::JobEnded(number, outcome)));
+        let ended = move |outcome| drop(sender.send(Event::Job(number, JobEvent::Ended(outcome))));
         engine.begin(number, long, id, Box::new(ended));
     }
 

@@ -189,7 +189,7 @@ impl<'a> Asking<'a> {
     fn ask(&self, volume: Option<usize>, begin: &Begin, looked: Looked) -> Result<Shown, Failure> {
         let (answer, answered) = mpsc::channel();
         let asked = Asked { volume, begin: begin.clone(), uid: self.uid, looked, answer };
-        let _refused_below = self.events.send(Event::Begin(Box::new(asked)));
+        let _refused_below = self.events.send(Event::Ask(crate::supervisor::Asked::Begin(Box::new(asked))));
         match answered.recv_timeout(self.until.saturating_duration_since(Instant::now())) {
             Ok(outcome) => outcome,
             Err(RecvTimeoutError::Timeout) => {

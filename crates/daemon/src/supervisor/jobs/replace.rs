@@ -214,7 +214,7 @@ fn ask(
     let (answer, answered) = mpsc::channel();
     let (name, device) = (found.name.clone(), device.to_owned());
     let asked = Asked { name, device, what, uid, is_dead: found.trouble.is_some(), answer };
-    let _refused_below = events.send(Event::Replace(Box::new(asked)));
+    let _refused_below = events.send(Event::Ask(crate::supervisor::Asked::Replace(Box::new(asked))));
     match answered.recv_timeout(LIMIT) {
         Ok(answer) => answer,
         Err(RecvTimeoutError::Timeout) => Err(crate::supervisor::late("the daemon does not come to it")

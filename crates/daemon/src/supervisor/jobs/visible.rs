@@ -1,6 +1,7 @@
 //! A job ends when its effect is visible by every way to the volume. Block devices change on
 //! threads of their own, so a thread waits for them here.
 
+use crate::supervisor::jobs::JobEvent;
 use crate::supervisor::jobs::{Job, Jobs};
 use crate::supervisor::table::VolumeState;
 use crate::supervisor::{Event, Supervisor};
@@ -35,7 +36,7 @@ impl Supervisor {
             while !is_shown() && Instant::now() < until {
                 thread::sleep(LOOK);
             }
-            let _gone = sender.send(Event::Shown(number, is_shown()));
+            let _gone = sender.send(Event::Job(number, JobEvent::Shown(is_shown())));
         };
         thread::Builder::new().name("shown".to_owned()).spawn(body).is_ok()
     }

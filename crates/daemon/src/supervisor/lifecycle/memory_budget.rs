@@ -13,6 +13,7 @@
 //! than its part is tried again, since it may get more then.
 
 use crate::engine_thread::Engine;
+use crate::supervisor::caches::CacheEvent;
 use crate::supervisor::table::{CacheEntry, CacheState, Table};
 use crate::supervisor::{Event, Supervisor};
 use bcached_control::failure::Failure;
@@ -188,7 +189,7 @@ impl Supervisor {
         let table = self.shared().table.caches[index].nodes.table;
         let sender = self.sender.clone();
         let done = move |has: Option<usize>| {
-            drop(sender.send(Event::NodesChanged(index, has.map(|has| has + table))));
+            drop(sender.send(Event::Cache(index, CacheEvent::NodesChanged(has.map(|has| has + table)))));
         };
         // The table of buckets comes off the cache's share: invariant L4.
         engine.set_node_budget(wanted.saturating_sub(table), Box::new(done));

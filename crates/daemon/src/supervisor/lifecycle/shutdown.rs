@@ -4,6 +4,8 @@
 use crate::control_server::Signal;
 use crate::engine_error;
 use crate::engine_thread::{Engine, News};
+use crate::supervisor::caches::CacheEvent;
+use crate::supervisor::jobs::JobEvent;
 use crate::supervisor::lifecycle::stop_request;
 use crate::supervisor::report::health;
 use crate::supervisor::table::{CacheState, Table};
@@ -82,16 +84,12 @@ impl Supervisor {
             match self.events.recv_timeout(LOOK) {
                 Ok(Event::Signal(Signal::Stop)) => return,
                 // These events are handled, so that no device that opens now is forgotten below.
-                Ok(Event::Cache(index, News::Opened(result))) => self.cache_opened(index, result),
-                Ok(Event::Cache(index, News::Ended)) => drop(self.cache_ended(index)),
-                Ok(Event::JobEnded(number, outcome)) => self.job_ended(number, outcome),
-                Ok(Event::Given(number, volume, to, given)) => self.given(number, volume, to, *given),
-                Ok(Event::Moved(number, volume, added)) => self.moved(number, volume, *added),
-                Ok(Event::Forgotten(number, uuid, outcome)) => self.forgotten(number, uuid, outcome),
-                Ok(Event::Shrunk(number, outcome)) => self.shrunk(number, outcome),
-                Ok(Event::Shown(number, is_shown)) => self.shown(number, is_shown),
+                Ok(Event::Cache(
+                    index,
+                    event @ (CacheEvent::News(News::Opened(_) | News::Ended) | CacheEvent::Stopped(_)),
+                )) => drop(self.cache_event(index, event)),
+                Ok(Event::Job(number, event)) => self.job_event(number, event),
                 Ok(Event::FlashAdded(done)) => self.flash_added(*done),
-                Ok(Event::Stopped(index, stopped)) => self.cache_let_go(index, stopped.outcome),
                 _ => {}
             }
         }
@@ -114,25 +112,25 @@ impl Supervisor {
                 Ok(Event::Signal(Signal::Stop)) => {
                     (deadline, hurried) = (deadline.min(began + ENGINE_GRACE), true);
                 }
-                Ok(Event::Cache(index, News::Opened(result))) => {
+                Ok(Event::Cache(index, CacheEvent::News(News::Opened(result)))) => {
                     self.cache_opened(index, result);
                     match self.begin_stop(index) {
                         Some(begun) => drop(pending.insert(index, begun)),
                         None => drop(pending.remove(&index)),
                     }
                 }
-                Ok(Event::Cache(index, News::Ended)) => {
+                Ok(Event::Cache(index, CacheEvent::News(News::Ended))) => {
                     if let Some(begun) = pending.remove(&index) {
                         dirty.extend(begun.dirty);
                         outcome = outcome.and(Err(self.recovers(index, "it ended by a panic")));
                     }
                 }
-                Ok(Event::Stopped(index, stopped)) => {
+                Ok(Event::Cache(index, CacheEvent::Stopped(stopped))) => {
                     pending.remove(&index);
                     dirty.extend(stop_request::dirty_of(&self.shared().table, index, &stopped.volumes));
                     outcome = outcome.and(self.stopped(index, stopped.outcome));
                 }
-                Ok(Event::JobEnded(number, outcome)) => self.job_ended(number, outcome),
+                Ok(Event::Job(number, JobEvent::Ended(outcome))) => self.job_ended(number, outcome),
                 Ok(_) => {}
                 Err(_) => break,
             }
@@ -184,7 +182,9 @@ impl Supervisor {
     /// Tells an engine to stop. Its end arrives as an event.
     pub fn tell_to_stop(&self, index: usize, engine: &Engine) {
         let sender = self.sender.clone();
-        engine.stop(Box::new(move |stopped| drop(sender.send(Event::Stopped(index, stopped)))));
+        engine.stop(Box::new(move |stopped| {
+            drop(sender.send(Event::Cache(index, CacheEvent::Stopped(stopped))))
+        }));
     }
 
     /// Handles an engine that has stopped, in order or not.

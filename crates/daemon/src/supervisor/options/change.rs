@@ -104,7 +104,12 @@ pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskChange {
             tracing::info!(event = "options-refused", uid = jobs::user(uid), "{text}: {failure}");
         })?;
         let (answer, answered) = mpsc::channel();
-        let _refused_below = events.send(Event::Change(Box::new(Asked { owner, change, uid, answer })));
+        let _refused_below = events.send(Event::Ask(crate::supervisor::Asked::Change(Box::new(Asked {
+            owner,
+            change,
+            uid,
+            answer,
+        }))));
         match answered.recv_timeout(LIMIT) {
             Ok(outcome) => outcome,
             Err(RecvTimeoutError::Timeout) => {

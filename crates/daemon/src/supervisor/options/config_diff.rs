@@ -33,7 +33,7 @@ const RELOAD: &str = "a reload, or the next start";
 pub fn ask(events: Sender<Event>) -> AskDifferences {
     Box::new(move || {
         let (answer, answered) = mpsc::channel();
-        let _refused_below = events.send(Event::Differs(answer));
+        let _refused_below = events.send(Event::Ask(crate::supervisor::Asked::Differs(answer)));
         answered.recv_timeout(LIMIT).unwrap_or_else(|_| {
             Err(crate::supervisor::late("the daemon does not come to it").next("ask again later"))
         })

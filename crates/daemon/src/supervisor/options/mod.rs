@@ -10,7 +10,9 @@ pub mod writeback_rate;
 
 use crate::control_server::AskOptions;
 use crate::engine_thread::{Engine, Keep};
+use crate::supervisor::caches::CacheEvent;
 use crate::supervisor::table::{Table, VolumeEntry, VolumeState};
+use crate::supervisor::volumes::VolumeEvent;
 use crate::supervisor::{Event, Shared, Supervisor};
 use bcached_config::Config;
 use bcached_config::options::layers::Layers;
@@ -100,7 +102,8 @@ impl Supervisor {
         engine.keep_settings(
             wanted,
             Box::new(move |result: Result<(), Error>| {
-                let _stopping = sender.send(Event::SettingsSettled(index, word, result.is_err()));
+                let _stopping =
+                    sender.send(Event::Cache(index, CacheEvent::SettingsSettled(word, result.is_err())));
                 let kept = result.map_err(|error| {
                     tracing::error!(event = "settings-failed", "cache {name}: {error}");
                     Failure::new(Kind::Io, format!("the superblock of cache {name} could not be written"))
@@ -150,7 +153,8 @@ impl Supervisor {
             entry.kept_mode = Some(mode);
         }
         let answer = move |result: Result<(), Error>| {
-            let _stopping = sender.send(Event::ModeSettled(index, word, result.is_err()));
+            let _stopping =
+                sender.send(Event::Volume(index, VolumeEvent::ModeSettled(word, result.is_err())));
             match result {
                 Ok(()) => {
                     tracing::info!(event = "cache-mode-set", "{name}: its cache mode is {} now", mode.name());

@@ -2,6 +2,7 @@
 //! the removal is stored.
 
 use crate::engine_thread::Stopped;
+use crate::supervisor::caches::CacheEvent;
 use crate::supervisor::jobs::precheck::Looked;
 use crate::supervisor::jobs::{Job, Subject};
 use crate::supervisor::table::{CacheState, VolumeState};
@@ -46,7 +47,7 @@ fn a_release_that_ends_in_a_stop_is_kept() {
     let (mut supervisor, number) = releasing(folder.path());
     supervisor
         .sender
-        .send(Event::Stopped(0, Stopped { outcome: Ok(()), volumes: Vec::new() }))
+        .send(Event::Cache(0, CacheEvent::Stopped(Stopped { outcome: Ok(()), volumes: Vec::new() })))
         .expect("open");
     supervisor.stop_engines().expect("in order");
     assert!(kept(folder.path()).contains("[cache.fast]\nserved = false"), "{}", kept(folder.path()));

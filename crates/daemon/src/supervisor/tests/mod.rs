@@ -8,6 +8,7 @@ mod pending_settings;
 
 use crate::control_server::{Control, Signal};
 use crate::engine_thread::{self, Engine};
+use crate::supervisor::caches::CacheEvent;
 use crate::supervisor::caches::Openings;
 use crate::supervisor::report;
 use crate::supervisor::table::{CacheState, VolumeEntry, VolumeState};
@@ -82,7 +83,7 @@ fn opening(thread: JoinHandle<()>) -> CacheState {
 fn a_recovery_that_ends_without_a_word_is_a_failure() {
     let mut supervisor = supervisor(&["slow"]);
     let sender = supervisor.sender.clone();
-    let news = move |news| drop(sender.send(Event::Cache(0, news)));
+    let news = move |news| drop(sender.send(Event::Cache(0, CacheEvent::News(news))));
     let thread = engine_thread::spawn("test", news, |_| panic!("recovery fails")).expect("a thread");
     assert!(thread.join().is_err());
     let thread = std::thread::spawn(|| {});

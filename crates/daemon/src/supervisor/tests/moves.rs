@@ -2,9 +2,12 @@
 //! reported yet moves along, and an engine that comes too late changes nothing.
 
 use crate::engine_thread::News;
+use crate::supervisor::caches::CacheEvent;
+use crate::supervisor::jobs::JobEvent;
 use crate::supervisor::jobs::attach_detach::MoveTo;
 use crate::supervisor::table::{CacheEntry, CacheState, VolumeState};
 use crate::supervisor::tests::supervisor;
+use crate::supervisor::volumes::VolumeEvent;
 use crate::supervisor::{Event, Supervisor};
 use bcached_config::NO_CACHE;
 use bcached_format::{BackingFormat, BackingSuperblock, CacheMode, SUPERBLOCK_SECTOR, Uuid};
@@ -46,10 +49,13 @@ pub fn go_on(supervisor: &mut Supervisor, is_so: impl Fn(&Supervisor) -> bool) {
         }
         let left = deadline.saturating_duration_since(Instant::now());
         match supervisor.events.recv_timeout(left).expect("it comes in time") {
-            Event::Cache(index, News::Opened(result)) => supervisor.cache_opened(index, result),
-            Event::VolumeAdded(volume, result) => supervisor.volume_added(volume, *result),
-            Event::Given(number, volume, to, given) => supervisor.given(number, volume, to, *given),
-            Event::Moved(number, volume, added) => supervisor.moved(number, volume, *added),
+            Event::Cache(index, CacheEvent::News(News::Opened(result))) => {
+                supervisor.cache_opened(index, result)
+            }
+            Event::Volume(volume, VolumeEvent::Added(result)) => supervisor.volume_added(volume, *result),
+            Event::Job(number, event @ (JobEvent::Given(..) | JobEvent::Moved(..))) => {
+                supervisor.job_event(number, event);
+            }
             _ => panic!("nothing else is asked for"),
         }
     }
@@ -126,7 +132,8 @@ fn what_a_flush_is_owed_outlives_two_moves_in_succession() {
 fn an_engine_that_has_opened_what_nobody_wants_is_stopped() {
     let mut supervisor = supervisor(&[]);
     assert!(supervisor.engine_of_none(8).is_err(), "it opens");
-    let Ok(Event::Cache(1, News::Opened(opened))) = supervisor.events.recv_timeout(LIMIT) else {
+    let Ok(Event::Cache(1, CacheEvent::News(News::Opened(opened)))) = supervisor.events.recv_timeout(LIMIT)
+    else {
         panic!("it has opened")
     };
     let opening = {

@@ -11,8 +11,9 @@ pub mod reconnect;
 pub mod rejoin;
 
 use crate::engine_error;
-use crate::engine_thread::{Added, Adding, Engine, Way};
+use crate::engine_thread::{Added, Adding, Engine, NotTaken, Way};
 use crate::supervisor::devices::open_timeout::Unopened;
+use crate::supervisor::options::pending_settings::Word;
 use crate::supervisor::report::reasons;
 use crate::supervisor::table::{VolumeEntry, VolumeState};
 use crate::supervisor::{Event, Phase, Supervisor};
@@ -26,7 +27,26 @@ use placement::Unserved;
 use reconnect::Absent;
 use std::time::Duration;
 
+/// An event of a volume.
+pub enum VolumeEvent {
+    /// An engine serves it, or says why not.
+    Added(Box<Result<Added, Error>>),
+    /// Its engine has set the cache mode to this requested value, or has refused it (true).
+    ModeSettled(Word, bool),
+    /// Its engine has taken up the returned backing device, or says why not.
+    Returned(Box<Result<Option<Error>, NotTaken>>),
+}
+
 impl Supervisor {
+    /// Handles an event of the volume of this index.
+    pub fn volume_event(&mut self, index: usize, event: VolumeEvent) {
+        match event {
+            VolumeEvent::Added(result) => self.volume_added(index, *result),
+            VolumeEvent::ModeSettled(word, refused) => self.mode_settled(index, &word, refused),
+            VolumeEvent::Returned(taken) => self.returned(index, *taken),
+        }
+    }
+
     /// Takes the volume's next step: gives its device to an engine, or finds out what it waits for.
     pub fn try_volume(&mut self, index: usize) {
         let Some(device) = self.shared().table.device_to_read(index) else { return };
@@ -132,7 +152,8 @@ impl Supervisor {
         (entry.opened, entry.absent) = (Some(backing.device.presence()), None);
         entry.told = entry.options.volume_options(quiet_hours::local_minute);
         let sender = self.sender.clone();
-        let added = move |result| drop(sender.send(Event::VolumeAdded(index, Box::new(result))));
+        let added =
+            move |result| drop(sender.send(Event::Volume(index, VolumeEvent::Added(Box::new(result)))));
         let adding = Adding { device: backing.device, mode, options: entry.told, way, owes };
         engine.add_backing(adding, Box::new(added));
         Ok(VolumeState::Attaching)

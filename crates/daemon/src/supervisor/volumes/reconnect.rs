@@ -14,6 +14,7 @@ use crate::engine_thread::NotTaken;
 use crate::supervisor::devices::open_timeout::{Patience, Unopened};
 use crate::supervisor::options::Done;
 use crate::supervisor::table::{CacheEntry, VolumeEntry, VolumeState};
+use crate::supervisor::volumes::VolumeEvent;
 use crate::supervisor::{Event, RETRY, Supervisor};
 use bcached_control::failure::{Failure, Kind};
 use bcached_engine::{DiskHealth, Error, Status, VolumeInfo};
@@ -205,7 +206,8 @@ impl Supervisor {
         let id = served.id;
         self.returns.returning.insert(volume, Returning { served, presence, path });
         let sender = self.sender.clone();
-        let answer = move |taken| drop(sender.send(Event::Returned(volume, Box::new(taken))));
+        let answer =
+            move |taken| drop(sender.send(Event::Volume(volume, VolumeEvent::Returned(Box::new(taken)))));
         engine.take_back(id, device, Box::new(answer));
     }
 
