@@ -280,7 +280,7 @@ fn scenarios_are_listed_told_and_played() {
     let listed = sim(&["scenario"]);
     let names: Vec<&str> = listed.out.lines().filter(|line| !line.starts_with(' ')).collect();
     assert!(names.len() >= 50 && listed.exit == 0, "{}", listed.out);
-    let told = "    A file system writes its journal block with FUA and counts on it from the moment of the answer\n";
+    let told = "    A file system writes its journal block with FUA, and relies on it from the moment of the answer\n";
     assert!(listed.out.contains(told), "{}", listed.out);
     let name = "a_fua_write_is_there_from_its_answer_on";
     let played = sim(&["scenario", name]);
