@@ -1,4 +1,4 @@
-//! The table of volumes: which volume owns which number (format 11). Every change is written to a
+//! The table of volumes: which volume owns which number. Every change is written to a
 //! new bucket and takes effect with the next journal entry. Only then is the former bucket freed.
 
 use crate::cache_writes::Cause;

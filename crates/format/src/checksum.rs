@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn seeded_sum_of_the_first_set_of_the_worked_example() {
-        // On-disk format 20.3: an empty first set under pointer 0x900001.
+        // An empty first set under pointer 0x900001.
         let from_offset_8 = [
             0x3f, 0xbf, 0x89, 0xf7, 0x47, 0xb3, 0x53, 0x67, 0x1b, 0x7f, 0x4a, 0x0d, 0xe3, 0x52, 0x75, 0x9e,
             1, 0, 0, 0, 0, 0, 0, 0,

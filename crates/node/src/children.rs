@@ -1,4 +1,4 @@
-//! Changes to an interior node, and access to its children (format section 8).
+//! Changes to an interior node, and access to its children.
 //!
 //! The old and the new child of one position exist side by side on disk. The set of the new child
 //! also carries a **freeing key**: the old key at position zero with the next generation. A reader

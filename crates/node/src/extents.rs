@@ -1,7 +1,7 @@
 //! Rules for extents: how a newer extent overrides older ones, and when two adjacent extents merge.
 //!
 //! The rules apply to the view and to the pending keys alike. For keys already on disk they apply
-//! at the next read (format 7.1, 7.2 and 7.4).
+//! at the next read.
 
 use alloc::vec::Vec;
 
@@ -42,7 +42,7 @@ pub(crate) fn overlapping_from(
     keys.iter_from(place).take_while(move |key| key.inode == inode && key.start() < end)
 }
 
-/// Merges two adjacent keys into one if format 7.4 allows it.
+/// Merges two adjacent keys into one if the format allows it.
 #[inline]
 pub(crate) fn merged(left: &Key, right: &Key, bucket_sectors: u64) -> Option<Key> {
     // The check comes first because few keys are adjacent, and this runs for each key that is read.
@@ -213,7 +213,7 @@ impl Replacement {
     }
 }
 
-/// The extents of an older set overlaid by newer ones, in one pass (format 7.1). Both inputs and
+/// The extents of an older set overlaid by newer ones, in one pass. Both inputs and
 /// the output are in order and free of overlap.
 pub(crate) struct Overlay<O, N> {
     older: O,

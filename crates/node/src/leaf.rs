@@ -7,7 +7,7 @@ use crate::node::Node;
 use crate::sorted_keys::Place;
 
 impl Node {
-    /// Inserts `key` over whatever the leaf has in its range (format 7.2). A key without pointers
+    /// Inserts `key` over whatever the leaf has in its range. A key without pointers
     /// makes a hole.
     ///
     /// `removed` is called with each part of an older key that is no longer visible, cut to the
@@ -59,7 +59,7 @@ impl Node {
 
     /// Returns the parts of `[expected.start(), upto)` for which the leaf still has what `expected`
     /// has: the same dirty bit, the same number of pointers, and equal pointers once advanced to
-    /// the place (format 7.3). All such parts are returned, in order; a compare-and-replace
+    /// the place. All such parts are returned, in order; a compare-and-replace
     /// replaces exactly these.
     pub fn matching<'a>(&'a self, expected: &'a Key, upto: u64) -> impl Iterator<Item = (u64, u64)> + 'a {
         self.overlapping(expected.inode, expected.start(), upto).filter_map(move |key| {

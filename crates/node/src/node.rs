@@ -20,7 +20,7 @@ use crate::extents;
 use crate::sorted_keys::{self, Place, SortedKeys};
 
 /// Words kept free in a leaf's next set beside the keys to be added: an insert may cut a key in
-/// two, in the view and in the pending set (format 6.5).
+/// two, in the view and in the pending set.
 pub(crate) const LEAF_SPARE_WORDS: usize = 8;
 
 /// Words of the smallest key, one without pointers.
@@ -239,7 +239,7 @@ impl Node {
     }
 
     /// Returns whether keys of `words` can be added so that the next set still fits behind the log.
-    /// Includes the words that cutting older keys may take (format 6.5).
+    /// Includes the words that cutting older keys may take.
     #[must_use]
     pub fn fits(&self, words: usize) -> bool {
         let spare = if self.is_leaf() { LEAF_SPARE_WORDS } else { 0 };

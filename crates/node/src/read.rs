@@ -1,4 +1,4 @@
-//! Reading a node from bytes: every set is checked, then all are merged (format 6.3, 7.1 and 8).
+//! Reading a node from bytes: every set is checked, then all are merged.
 //!
 //! All keys of size above zero take part in the merge, holes and stale ones included: filtering
 //! them before would bring back what they hide. Finding, checking and merging keys takes three

@@ -1,5 +1,5 @@
-//! Decides what goes into fresh nodes when a node is full (format 6.5), or when neighbours have
-//! become sparse (12.3).
+//! Decides what goes into fresh nodes when a node is full, or when neighbours have
+//! become sparse.
 //!
 //! The log of a node only grows, so a full node is never tidied in place: its living keys move to
 //! one or two fresh nodes, and the parent is updated. The functions here only distribute keys; the
@@ -104,7 +104,7 @@ pub enum Division {
 
 impl Node {
     /// Adds to `living` those of the first `count` keys behind `after` for which `is_live` returns
-    /// true. In a leaf, adjacent keys are merged (format 7.4). Returns the position after which to
+    /// true. In a leaf, adjacent keys are merged. Returns the position after which to
     /// continue, if there are more keys. Only late keys may enter the node between two calls
     /// ([`Node::insert_late`]); some of them may be among those added.
     pub fn gather(

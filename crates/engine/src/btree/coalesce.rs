@@ -1,5 +1,5 @@
 //! Merges two sparse neighbours into one node, so that a tree whose keys have died costs no more
-//! buckets and reads than its live keys need (format 12.3).
+//! buckets and reads than its live keys need.
 //!
 //! Coalescing is optional. It never waits for buckets, does not touch the reserve, and is skipped
 //! if anything is in its way. Only GC does it, and not during a replay, which may need every bucket

@@ -1,7 +1,7 @@
 //! Replaces old nodes by fresh ones. This is common to rewrites, splits and coalesces, and defines
 //! the order of their writes.
 //!
-//! Order (format 6.5, 14):
+//! Order:
 //!
 //! 1. Buckets and memory are taken.
 //! 2. The old nodes are closed. No more of them is written; readers continue in them, and for a

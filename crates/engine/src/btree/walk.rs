@@ -1,4 +1,4 @@
-//! Walks the whole tree at start-up (format 15, step 5). It verifies every node, raises
+//! Walks the whole tree at start-up. It verifies every node, raises
 //! generations, counts live and dirty sectors, and finds the metadata buckets. Parents are visited
 //! before children; several nodes are read at a time. The walk leaves nothing in the node cache.
 

@@ -1,6 +1,6 @@
 //! Appends pending keys to leaves on the device.
 //!
-//! Rules (format 14):
+//! Rules:
 //!
 //! - The data that keys name is durable before the bset that holds them, so the cache device is
 //!   flushed first.

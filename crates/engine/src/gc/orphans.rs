@@ -1,5 +1,5 @@
 //! Invalidates the dirty data of volumes that no longer exist: those whose slots bcached has
-//! released (format 11).
+//! released.
 //!
 //! No other slots are touched. A slot that a kernel released, or whose entry in the table is in
 //! doubt, may be marked invalidated by mistake while its volume is alive. Dirty data under such a

@@ -266,7 +266,7 @@ impl State {
     }
 
     /// Replaces a key whose bucket has been reused since by a hole. Such a key says only that older
-    /// keys of its range are void (format 9.5). That remains true: what replaced its data comes
+    /// keys of its range are void. That remains true: what replaced its data comes
     /// later in the journal, or was clean and may be lost. Of two copies one may still be valid.
     pub(crate) fn or_hole(&self, key: &Key) -> Key {
         match live_pointers(&self.buckets, &key.pointers).filter(|_| !is_void(&self.buckets, key)) {

@@ -3,10 +3,10 @@
 //!
 //! Invariants:
 //! 1. The `last_seq` of an entry is the oldest sequence with a key that is not in a durable leaf
-//!    yet (format 9.1), taken when the entry is closed.
+//!    yet, taken when the entry is closed.
 //! 2. A journal bucket is reused only when every entry in it is older than the `last_seq` of a
-//!    *durable* entry (T16).
-//! 3. Buckets are used in ascending circular order (9.4). One bucket is always left unused as a
+//!    *durable* entry.
+//! 3. Buckets are used in ascending circular order. One bucket is always left unused as a
 //!    gap.
 
 use alloc::collections::BTreeMap;
@@ -86,8 +86,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// The journal of a set that has never been started: the first entry is placed at index 1
-    /// (9.2).
+    /// The journal of a set that has never been started: the first entry is placed at index 1.
     #[must_use]
     pub fn fresh(buckets: Vec<u64>, bucket_sectors: u64, block_sectors: u64) -> Self {
         let newest = vec![0; buckets.len()];

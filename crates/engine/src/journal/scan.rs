@@ -1,5 +1,5 @@
 //! Finds the journal's entries: reads every bucket to the end of its log, and keeps only what the
-//! newest entry still needs (format 9.3). A journal may hold many laps of the ring, so entries that
+//! newest entry still needs. A journal may hold many laps of the ring, so entries that
 //! the newest one found so far does not need are dropped at once.
 
 use crate::cpu_cost::entry_ns;

@@ -1,4 +1,4 @@
-//! Start-up (format 15): a set that has been started before is recovered, any other is initialised.
+//! Start-up: a set that has been started before is recovered, any other is initialised.
 //!
 //! Recovery reads structures in the order in which they refer to each other: superblock, journal,
 //! priorities, the tree from its root, the table of volumes. Nothing is written before all of that

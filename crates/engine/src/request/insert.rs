@@ -1,5 +1,5 @@
 //! Puts data in the cache: first space, then data, then keys. A key enters the tree only after its
-//! data has been written (format 14, rule 1), and a failed write is never indexed.
+//! data has been written (invariant D1), and a failed write is never indexed.
 
 use crate::btree::{Attempt, Need, Record, pointer_to_read};
 use crate::cache_writes::Cause;

@@ -16,7 +16,7 @@
 //! anywhere else they cost a flush of the backing device.
 //!
 //! Before a write goes to the backing device, whatever the tree says of its range is invalidated
-//! *durably* (decision 11). Otherwise a crash could leave an old clean copy in the cache that hides
+//! *durably* (invariant D22). Otherwise a crash could leave an old clean copy in the cache that hides
 //! the newer data until it is evicted, and then the sector would change its value without a write.
 
 use crate::btree::{Attempt, Record};
@@ -130,7 +130,7 @@ fn bytes(sectors: u64) -> usize {
 }
 
 /// Reads the blocks around a part and lays the part over them: extents and holes are always aligned
-/// to blocks (decision 13). The range is locked, so the neighbouring sectors cannot change
+/// to blocks. The range is locked, so the neighbouring sectors cannot change
 /// meanwhile.
 async fn widen(
     set: &CacheSet,

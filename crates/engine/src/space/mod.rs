@@ -1,7 +1,7 @@
 //! Buckets: what each holds, which are free, where new data is written, and how a bucket becomes
 //! free.
 //!
-//! The life of a bucket (on-disk format, section 12.2):
+//! The life of a bucket:
 //!
 //! ```text
 //!   Data --invalidate: gen + 1 in memory--> Pending --priorities and their entry durable--> Free

@@ -1,4 +1,4 @@
-//! Storing generations and priorities (format 10). A chain of blocks is written into the spare
+//! Storing generations and priorities. A chain of blocks is written into the spare
 //! buckets, last block first, then a journal entry that names the first block. When that entry is
 //! durable, the former chain becomes the spare one.
 

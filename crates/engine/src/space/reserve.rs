@@ -2,7 +2,7 @@
 //! them, requests are served before the tree has been walked; before the walk, nothing else shows
 //! that no pointer leads into a bucket.
 //!
-//! The proof (decision 8 of the architecture, and `docs/decisions/0008`):
+//! The proof (`docs/decisions/0008-starting-without-the-walk.md`):
 //! 1. A free bucket is *stamped*: its first block names the bucket and its generation
 //!    (`bcached_format::stamp`).
 //! 2. Then the priorities are stored, with a priority value that only the reserve has. Every

@@ -1,4 +1,4 @@
-//! Adds volumes to a set: attaches backing devices (format 17). For flash-only volumes see
+//! Adds volumes to a set: attaches backing devices. For flash-only volumes see
 //! [`super::flash`].
 
 use crate::error::{Doing, Error};

@@ -122,7 +122,7 @@ impl<S: Keys, const EXTENTS: bool> Sets<S, EXTENTS> {
 }
 
 /// The merged content of the sets of a leaf: each sector has what the newest set with a key there
-/// says (format 7.1). Each key is cut into as few parts as the newer ones allow.
+/// says. Each key is cut into as few parts as the newer ones allow.
 pub(crate) struct Newest<S> {
     sets: Sets<S, true>,
     /// The next key to return, unless something newer begins inside it, and its set, which has

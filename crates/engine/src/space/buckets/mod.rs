@@ -287,7 +287,7 @@ impl Buckets {
         (from..end).map(|place| (self.id(place as u64), self.view(place)))
     }
 
-    /// Advances the generation to that of a pointer found on disk (format 15 step 5). The counts of
+    /// Advances the generation to that of a pointer found on disk. The counts of
     /// the older generation are void; returns whether dirty sectors were among them.
     pub fn raise(&mut self, pointer: Pointer) -> bool {
         let Some(id) = self.of(pointer) else { return false };
@@ -424,7 +424,7 @@ impl Buckets {
     }
 
     /// Puts a bucket that nothing points to directly on the free list. Only while a set is being
-    /// started, when the walk has proven which buckets are unreferenced (format 12.2, exceptions).
+    /// started, when the walk has proven which buckets are unreferenced.
     pub fn free_unreferenced(&mut self, id: BucketId) {
         let bucket = self.get(id);
         assert!(bucket.usage == Usage::Data && bucket.live == 0 && bucket.pins == 0, "bucket {id} is in use");
