@@ -5,9 +5,9 @@
 //! so are two spellings of a UUID. No device is opened, so a path is not compared with a UUID, nor
 //! one hard link with another. Such duplicates are reported when the devices are served.
 
-use super::file::{Origin, Settings};
+use super::field_types::{Address, Listen};
+use super::parse::{Origin, Settings};
 use super::read_file::bounded;
-use super::values::{Address, Listen};
 use super::{Config, Volume};
 use bcached_control::failure::{Failure, Kind};
 use bcached_format::Uuid;

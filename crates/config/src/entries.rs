@@ -1,6 +1,6 @@
 //! Converts the merged section of a volume or a cache into what is to be served.
 
-use super::file::{CacheSettings, Located, Origin, VolumeSettings};
+use super::parse::{CacheSettings, Located, Origin, VolumeSettings};
 use super::{Cache, Flash, NO_CACHE, Released, Volume, WAIT_DEFAULT};
 use crate::options::layers::{Configured, Layers};
 use bcached_control::failure::Failure;

@@ -1,9 +1,9 @@
 //! The front ends of volumes, and their sockets, addresses and directories: `export`, `[nbd]`,
 //! `[vhost-user]`, `[fuse]` and `--export`.
 
-use super::file::{Located, replace};
+use super::field_types::{Absolute, Address, Group, Listen};
+use super::parse::{Located, replace};
 use super::tls::{SaidTls, Tls};
-use super::values::{Absolute, Address, Group, Listen};
 use bcached_control::failure::{Failure, Kind};
 use bcached_port::{Way, Ways};
 use serde::Deserialize;

@@ -2,22 +2,29 @@
 //! whole, and applied or refused as a whole.
 //!
 //! Later files override earlier ones key by key, so a file of single settings can follow another.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `parse` | a file: its sections and keys, with line numbers |
+//! | `section_keys` | the keys of `[volume.*]` and `[cache.*]`, among them all options |
+//! | `field_types` | sizes, times, addresses: values of keys that are no options |
+//! | `options` | the table of options, their values, and where each comes from |
 #![forbid(unsafe_code)]
 
 mod conflicts;
 mod entries;
-mod file;
+mod field_types;
 mod findings;
 mod frontends;
 pub mod options;
+mod parse;
 mod persisted;
 mod provenance;
 mod read_file;
-mod section;
+mod section_keys;
 mod set_file;
 mod tls;
 mod unknown_key;
-mod values;
 mod volume_numbers;
 
 use crate::options::layers::Configured;
@@ -27,7 +34,7 @@ use bcached_control::sizes::typed;
 use bcached_format::Uuid;
 use bcached_port::{Way, Ways};
 use entries::{check_device, check_size, in_order, known_cache, required, sense_of_flash};
-use file::{NamedVolume, Settings, VolumeSettings};
+use parse::{NamedVolume, Settings, VolumeSettings};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -36,13 +43,13 @@ use volume_numbers::Numbers;
 
 pub use bcached_control::options::Typed;
 pub use conflicts::Real;
-pub use file::Origin;
+pub use field_types::{Address, Group, Listen};
 pub use frontends::{DISK_BYTES, Places as FrontPlaces};
+pub use parse::Origin;
 pub use persisted::{Kept, KeptCache};
 pub use provenance::{Merged, Said, merged};
 pub use set_file::SetFile;
 pub use tls::{Certificates, Tls};
-pub use values::{Address, Group, Listen};
 
 /// Default path of the control socket.
 pub const CONTROL_DEFAULT: &str = "/run/bcached/control.sock";
@@ -210,7 +217,7 @@ pub struct CommandLine {
 /// # Errors
 /// It is not a time; the sentence says what would be.
 pub fn time(typed: &str) -> Result<Duration, String> {
-    values::Time::try_from(typed.to_owned()).map(|time| time.0)
+    field_types::Time::try_from(typed.to_owned()).map(|time| time.0)
 }
 
 /// Logs that no volume is configured. That is not an error.
@@ -385,7 +392,7 @@ impl Config {
         let mut places = settings.places.of(&control);
         let told = if line.exports.is_empty() { None } else { Some(places.take_over(&line.exports)?) };
         let ways = told.or(settings.defaults.export).unwrap_or_else(|| Way::Nbd.into());
-        let stop_timeout = line.stop_timeout.clone().map(values::Time::try_from).transpose();
+        let stop_timeout = line.stop_timeout.clone().map(field_types::Time::try_from).transpose();
         let stop_timeout = stop_timeout
             .map_err(|why| Failure::new(Kind::Usage, why).option("--stop-timeout"))?
             .map(|time| time.0);
@@ -554,15 +561,15 @@ fn read_files(
     set_text: Option<&str>,
     findings: &mut Vec<Failure>,
 ) -> Result<(Settings, Vec<String>), Failure> {
-    let mut settings = file::read(main, findings)?;
+    let mut settings = parse::read(main, findings)?;
     let set_file = set_file::path_beside(main);
     for path in read_file::bounded(main, more_files)? {
-        settings.overlay(file::read(&path, findings)?);
+        settings.overlay(parse::read(&path, findings)?);
     }
     let newest = match set_text {
         Some("") => None,
-        Some(text) => Some(file::parse_set_file(&set_file, text, findings)),
-        None => file::read_set_file(&set_file, findings)?,
+        Some(text) => Some(parse::parse_set_file(&set_file, text, findings)),
+        None => parse::read_set_file(&set_file, findings)?,
     };
     let gone = newest.map_or_else(Vec::new, |newest| settings.overlay_set_file(newest));
     Ok((settings, gone))

@@ -1,6 +1,6 @@
 //! What the daemon itself persists: the possible content of its own file.
 
-use super::file::{CacheSettings, Located, NamedVolume, Settings, VolumeSettings};
+use super::parse::{CacheSettings, Located, NamedVolume, Settings, VolumeSettings};
 use crate::options::layers::Configured;
 use crate::options::value::Value;
 use indexmap::IndexMap;

@@ -5,7 +5,7 @@
 //! volume, and the volumes and caches that were added, replaced or removed, and nothing else. If a
 //! person wrote a file of that name, it is read like any other and never rewritten.
 
-use super::file;
+use super::parse;
 use super::persisted::{Kept, KeptCache, KeptOptions};
 use super::read_file::{MEND_SET_FILE, bounded, content};
 use crate::options::Scope;
@@ -62,7 +62,7 @@ impl SetFile {
                 return Err(not_ours());
             }
             let mut findings = Vec::new();
-            let settings = file::parse_set_file(path, &before, &mut findings);
+            let settings = parse::parse_set_file(path, &before, &mut findings);
             if let Some(first) = findings.into_iter().next() {
                 return Err(first);
             }

@@ -546,7 +546,7 @@ fn the_guide_shows_every_key() {
 
 /// Returns the keys that a section can have, from the parser's own error.
 fn known_keys(section: &str) -> Vec<String> {
-    let message = file::message(&format!("version = 1\n{section}\nno_such_key = 1\n"));
+    let message = parse::message(&format!("version = 1\n{section}\nno_such_key = 1\n"));
     let (_, known) = unknown_key::unknown_key(&message).expect("it lists what it knows");
     known.into_iter().map(str::to_owned).collect()
 }
@@ -558,7 +558,7 @@ fn a_configuration_is_a_regular_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let pipe = folder.path().join("config.toml");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::from_raw_mode(0o600)).expect("a pipe");
-    let refused = file::read(&pipe, &mut Vec::new()).expect_err("a pipe").to_string();
+    let refused = parse::read(&pipe, &mut Vec::new()).expect_err("a pipe").to_string();
     assert!(refused.contains("config.toml") && refused.contains("it is not a regular file"), "{refused}");
 }
 

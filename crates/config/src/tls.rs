@@ -7,8 +7,8 @@
 
 use super::Config;
 use super::conflicts::Places as Where;
+use super::field_types::Address;
 use super::read_file::{bounded, content_of};
-use super::values::Address;
 use bcached_control::failure::{Failure, Kind};
 use bcached_front_nbd::{self as nbd, Part};
 use serde::Deserialize;

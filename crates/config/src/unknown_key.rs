@@ -1,6 +1,6 @@
 //! Errors for unknown keys: they suggest the key that may be meant, instead of listing all keys.
 
-use super::file::Origin;
+use super::parse::Origin;
 use crate::options::nearest;
 use bcached_control::failure::Failure;
 

@@ -14,7 +14,7 @@
 //! ask for is moved after all places. Adding a section at the end changes no other number, unless
 //! it asks for one in use, or its place is the number of a volume that was moved.
 
-use super::file::{NamedVolume, Settings};
+use super::parse::{NamedVolume, Settings};
 use bcached_control::failure::Failure;
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -71,7 +71,7 @@ pub use open_progress::Opening;
 pub use options::{OnError, Options, VolumeOptions};
 pub use phases::{Phase, Phases};
 pub use policy::Client;
-pub use request::bypass::Bypass;
+pub use request::admission::Bypass;
 pub use request::inflight::{Asker, Begun, Rest};
 pub use request::ranges::Claims;
 pub use request::{REQUESTS_MAX, Reply, Request};

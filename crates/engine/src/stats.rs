@@ -2,7 +2,7 @@
 
 use crate::cache_writes::Written;
 use crate::gc::pass::Found;
-use crate::request::bypass::Bypass;
+use crate::request::admission::Bypass;
 use crate::stat_windows::{Counted, Window, Windows};
 use crate::time_stats::Times;
 use bcached_env::Time;

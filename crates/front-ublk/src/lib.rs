@@ -24,7 +24,6 @@
 
 mod abi;
 mod control;
-mod descriptors;
 mod device;
 mod error;
 mod features;
@@ -32,6 +31,7 @@ mod orphan;
 mod pages;
 mod privilege;
 mod queue;
+mod request_descriptors;
 pub mod server;
 pub mod table;
 

@@ -21,8 +21,8 @@
 //! returned all of them.
 
 use crate::abi::{Description, Wanted, data_offset};
-use crate::descriptors::Descriptors;
 use crate::pages::Lenders;
+use crate::request_descriptors::Descriptors;
 use bcached_port::{
     Bell, ErrorKind, Operation, Payload, Replies, Reply, Requests, Route, SECTOR_BYTES, Slot, Stock,
 };

@@ -45,6 +45,10 @@ impl<'a> Caches<'a> {
             && let Some(cache) = said
             && let Some(trouble) = self.all[cache].trouble()
         {
+            if self.is_of_a_third_set(cache, superblock) {
+                // What its own set holds of it stays valid.
+                return decision(Verdict::Refuse(Why::NoCache));
+            }
             if matches!(self.all[cache].state, State::Failed(_)) && !self.goes_without(trouble) {
                 return decision(Verdict::Refuse(Why::Failed(cache)));
             }
@@ -112,14 +116,26 @@ impl<'a> Caches<'a> {
     }
 
     /// The cache that takes the place of the set that `superblock` names, if that is on a former
-    /// device and the volume has left it. Nothing goes back there.
+    /// device, the volume has left it, and the new device is open. Then nothing goes back to the
+    /// former one.
     fn successor(&self, superblock: &Superblock) -> Option<usize> {
         if matches!(superblock.state, BackingState::Clean | BackingState::Dirty) {
             return None;
         }
         let (_, left) = self.real().find(|(_, cache)| cache.state == State::Open(superblock.set))?;
         let Role::FormerOf(name) = left.role else { return None };
-        self.said(Wanted::Named(name))
+        let successor = self.said(Wanted::Named(name))?;
+        matches!(self.all[successor].state, State::Open(_)).then_some(successor)
+    }
+
+    /// Whether a volume that is on neither device of a cache that is being replaced belongs to a
+    /// third set: to one that is open, or at least not to the one that the new device was seen
+    /// with.
+    fn is_of_a_third_set(&self, said: usize, superblock: &Superblock) -> bool {
+        let is_held = matches!(superblock.state, BackingState::Clean | BackingState::Dirty);
+        let is_seen_with_another = self.all[said].last_set.is_some_and(|set| set != superblock.set);
+        let is_open = self.real().any(|(_, cache)| cache.state == State::Open(superblock.set));
+        self.former_of(said).is_some() && is_held && (is_seen_with_another || is_open)
     }
 
     /// Caches, those that are about to go included, without what was released.
@@ -228,14 +244,13 @@ impl<'a> Caches<'a> {
         }
         match self.all[former].state {
             State::Open(set) if set == superblock.set => Some(Found::Cache(former)),
+            // It is not on the former one, so nothing is left to wait for there (invariant D50).
+            State::Open(_) | State::Closed | State::Released => None,
             // Which set the new device has, which may be this volume's, is not known yet.
             _ if matches!(self.all[said].state, State::Waiting(_)) => Some(Found::Waits(Why::Former)),
             State::Failed(_) => Some(Found::Refused(Why::Failed(former))),
             State::Waiting(_) => Some(Found::Waits(Why::Former)),
             State::Opening(..) => Some(Found::Waits(Why::Opens)),
-            // It is on neither, so nothing is left to wait for (invariant D50): the new one refuses
-            // it.
-            State::Open(_) | State::Closed | State::Released => None,
         }
     }
 }

@@ -192,7 +192,7 @@ pub enum Why {
     Perhaps(usize),
     /// This cache, which was last seen with the volume's set, has failed.
     Failed(usize),
-    /// It is on the former device of its cache, which is missing.
+    /// It may be on the former device of its cache, which is not open.
     Former,
     /// None of the caches has its set.
     NoCache,

@@ -182,6 +182,7 @@ impl World {
             6 => self.replace(),
             7 => self.clients_write(),
             8 => self.write_back(),
+            12 => self.end_former(),
             _ => self.poll(),
         }
     }
@@ -215,6 +216,17 @@ impl World {
             cache.ssd = free;
         }
         self.restart();
+    }
+
+    /// A former device is being stopped, as at the end of a replacement.
+    fn end_former(&mut self) {
+        for index in 0..self.process.caches.len() {
+            let cache = &self.process.caches[index];
+            let is_served = self.process.volumes.iter().any(|(served, ..)| *served == Served::On(index));
+            if matches!(cache.role, Role::FormerOf(_)) && !is_served {
+                self.process.caches[index].state = State::Closed;
+            }
+        }
     }
 
     fn clients_write(&mut self) {
@@ -257,7 +269,9 @@ impl World {
                 (State::Waiting(_), Some(trouble)) => State::Failed(trouble),
                 (State::Waiting(_), None) => {
                     cache.last_set = Some(ssd.set);
-                    State::Opening(ssd.set, None)
+                    // It may have failed to open before.
+                    let before = if self.rng.one_in(3) { Some(Trouble::Missing) } else { None };
+                    State::Opening(ssd.set, before)
                 }
                 (State::Opening(set, _), None) => {
                     // A set has come: what was refused for want of it is looked at again.
@@ -353,7 +367,13 @@ impl World {
                 let may_adopt =
                     names(serving) || serving.state == State::Open(set) || caches.former_of(cache).is_some();
                 assert!(!adopts || may_adopt, "its section names another cache: {:?}", disk.wanted);
-                assert!(is_held || serving.role == Role::Lasting, "nothing goes to a device that is left");
+                let is_new_open = |former: &str| {
+                    let is_it =
+                        |cache: &&Cache<'_>| cache.role == Role::Lasting && cache.name == Some(former);
+                    caches.all.iter().find(is_it).is_some_and(|new| matches!(new.state, State::Open(_)))
+                };
+                let is_left = matches!(serving.role, Role::FormerOf(name) if is_new_open(name));
+                assert!(is_held || !is_left, "nothing goes to a device that is left");
                 if is_held && its.is_some() {
                     assert_eq!(serving.state, State::Open(set), "its own set is open, and it may be there");
                 }
@@ -366,6 +386,10 @@ impl World {
                 assert!(why.is_none() || !is_held || its.is_none(), "its cache is open");
                 assert!(why.is_some() || state != BackingState::Clean || disk.wanted == Wanted::NoCache);
                 // What its set holds would be void.
+                let said = caches.said(disk.wanted);
+                let is_replaced = said.is_some_and(|said| caches.former_of(said).is_some());
+                let is_lost = is_replaced && is_held && caches.all.iter().any(open);
+                assert!(why.is_none() || !is_lost, "what a third set holds of it would be void");
                 let is_cold = why.is_none() && state == BackingState::Clean;
                 assert!(!is_cold || !caches.all.iter().any(open), "its set is open");
                 let is_damaged =
@@ -412,8 +436,10 @@ impl World {
                     state => panic!("it waits for a cache that is {state:?}"),
                 },
                 Why::Former => {
-                    let is_away = |cache: &Cache<'_>| matches!(cache.state, State::Waiting(_));
-                    assert!(views.iter().any(is_away), "a device of its cache is away");
+                    let is_away = |cache: &Cache<'_>| {
+                        matches!(cache.role, Role::FormerOf(_)) && !matches!(cache.state, State::Open(_))
+                    };
+                    assert!(views.iter().any(is_away), "the former device of its cache is away");
                 }
                 why => panic!("it waits for {why:?}: {:?}", disk.superblock),
             }

@@ -9,14 +9,14 @@
 //! | `node` | node_exporter's names for the kernel's bcache, `node_bcache_..` |
 
 mod caches;
-mod node;
+mod node_exporter;
 mod text;
 mod volumes;
 
 use bcached_control::status::Status;
 use text::{Kind, Label, Text};
 
-pub use node::text as node_text;
+pub use node_exporter::text as node_text;
 pub use text::CONTENT_TYPE;
 
 /// A metric with one value for each of several things.

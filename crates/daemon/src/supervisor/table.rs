@@ -5,9 +5,9 @@ use crate::supervisor::lifecycle::memory_budget::Nodes;
 use crate::supervisor::options::pending_settings::{OfMode, OfSettings};
 use crate::supervisor::options::runtime::SaidOfLodgers;
 use crate::supervisor::report::reasons;
-use crate::supervisor::volumes::cacheless::{self, Lack};
 use crate::supervisor::volumes::numbering::Numbered;
 use crate::supervisor::volumes::reconnect::Absent;
+use crate::supervisor::volumes::without_cache::{self, Lack};
 use bcached_config::Config;
 use bcached_config::options::layers::{Configured, Layers};
 use bcached_control::failure::{Failure, Kind};
@@ -248,7 +248,7 @@ impl Table {
                 VolumeState::Waiting(_) | VolumeState::Attaching if volume.again.is_some() => true,
                 // By the time readiness is announced, it is served, if it can be.
                 VolumeState::Waiting(_) | VolumeState::Attaching if volume.lack.is_some() => {
-                    is_enough(volume.wait + cacheless::MOMENT)
+                    is_enough(volume.wait + without_cache::MOMENT)
                 }
                 VolumeState::Waiting(_) | VolumeState::Attaching => is_enough(volume.wait),
             })

@@ -30,13 +30,13 @@
 //! machines, whose VMM connects again; and the FUSE mount, in which no file may be open. A block
 //! device (ublk) stays in the kernel, which holds its requests meanwhile.
 
-mod giving;
-mod link;
-mod taking;
+mod descriptor_channel;
+mod new_process;
+mod old_process;
 
-pub use giving::{Heritage, Successor};
-pub use link::Yours;
-pub use taking::{Predecessor, Taken, begun};
+pub use descriptor_channel::Yours;
+pub use new_process::{Predecessor, Taken, begun};
+pub use old_process::{Heritage, Successor};
 
 use std::time::Duration;
 

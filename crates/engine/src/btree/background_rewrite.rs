@@ -17,8 +17,8 @@ use bcached_format::Position;
 use core::cell::Cell;
 
 /// Starts a rewrite of the nearly full leaf for the extent start `at`. If the rewrite is not
-/// possible now, or would use buckets of the reserve, it is left to the writer that finds the leaf
-/// full.
+/// possible now, or would use free buckets that are kept for the tree (`BTREE_RESERVE`), it is left
+/// to the writer that finds the leaf full.
 pub fn begin(set: &CacheSet, at: Position) {
     // A replay has the tree to itself. When the journal is nearly full it writes the whole tree,
     // including anything that would be in flight.

@@ -126,8 +126,8 @@ pub async fn all_is_known(set: &CacheSet) {
             continue;
         }
         // A kernel may have crashed between the first dirty key and marking the superblock. If the
-        // superblock cannot be written now, the next start retries. Until then the backing device
-        // is not replaced.
+        // superblock cannot be written now, the next start retries. The volume is held during the
+        // write, so its backing device is not exchanged meanwhile.
         set.with(|s| s.begin_background(id));
         let _ = record::update(set, id, |s, superblock| {
             if unmarked(s).contains(&id) {

@@ -1,5 +1,6 @@
-//! Keeps the tree and the buckets tidy. No task has to wait for this to learn what is free: the
-//! counts are exact at all times.
+//! Keeps the tree and the buckets tidy. Which buckets are free is known without it, because the
+//! counts of live sectors are exact (invariant D9). A task waits for it only where every bucket
+//! that could be evicted is kept by old pointers (invariant L7).
 //!
 //! `pass` drops stale keys before generations wrap, and merges sparse nodes. `moving` gathers the
 //! live data of sparse buckets, which `emptying` copies. `orphans` invalidates the remaining dirty

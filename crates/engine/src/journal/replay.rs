@@ -156,7 +156,7 @@ pub async fn apply(set: &CacheSet, pending: Pending) -> Result<(), Error> {
     let mut lies_over = set.with(|s| journalled.len() >= s.options.replay_beside.max(1));
     if !lies_over {
         lies_over = match replay_entries(set, journalled).await {
-            // Then its keys stay in the overlay, as far as they are not in leaves.
+            // The keys of a damaged node stay in the overlay, as far as they are not in leaves.
             Err(Error::Node { .. }) => true,
             other => other.map(|()| false)?,
         };
@@ -225,8 +225,8 @@ async fn replay_beside(set: &CacheSet, keys: &[(u64, Key)], noted: &[(u64, Key)]
     Ok(true)
 }
 
-/// Notes which volumes have dirty data according to the last keys of journal and note. For keys
-/// that are applied to leaves in key order: keys applied there later do not change the result.
+/// Notes which volumes have dirty data according to the last keys of journal and note, when all of
+/// these are applied to leaves. [`replay_beside`] notes those that it puts into the overlay.
 async fn note_dirty(set: &CacheSet, keys: &[(u64, Key)]) {
     let mut latest = Latest::of(set.env(), keys).await;
     while !latest.is_empty() {
@@ -265,9 +265,9 @@ async fn replay_entries(set: &CacheSet, keys: &[(u64, Key)]) -> Result<(), Error
         set.with(|s| s.journal.replay(Some(stretch[0].0)));
         let is_scarce = || set.with(|s| s.journal.is_scarce());
         let_go_if_scarce(set).await?;
-        // No entry of the run is released before all of its keys are in leaves. Without room for
-        // that, the entries are replayed one by one (invariant L6). Keys may then be applied twice,
-        // an older one over a newer one; the following keys correct that.
+        // No entry of the run is released before all keys of the run are in leaves. Without room
+        // for that, the entries are replayed one by one (invariant L6). Keys may then be applied
+        // twice, an older one over a newer one; the following keys correct that.
         let record = |sequence| (!is_scarce()).then_some(Record::Replay(sequence));
         if is_scarce() || !replay_in_order(set, Latest::of(set.env(), stretch).await, record).await? {
             replay_one_by_one(set, stretch).await?;
@@ -327,10 +327,10 @@ async fn replay_one_by_one(set: &CacheSet, keys: &[(u64, Key)]) -> Result<(), Er
 }
 
 impl State {
-    /// Returns the leaves that are not in memory, at most `most`, for the key that begins at
-    /// `start` and the keys behind it; and the end of the last leaf that was looked up. Leaves
-    /// whose parent nodes are not in memory are left out. `after` returns where the next key behind
-    /// a leaf begins.
+    /// Looks up at most `most` leaves: that of the key that begins at `start` and those of the keys
+    /// behind it. Returns the ones that are not in memory, and the end of the last one looked up.
+    /// Stops at the first leaf below a node that is not in memory. `after` returns where the next
+    /// key behind a leaf begins.
     pub(super) fn leaves_of(
         &mut self,
         start: Position,

@@ -235,8 +235,8 @@ impl Journal {
         self.entries_left() < RESERVE_ENTRIES + self.claimed
     }
 
-    /// Returns true when an entry without keys can be written during a replay that releases no
-    /// entries, and the entries that replay needs still fit after it.
+    /// Returns true when an entry without keys can be written before a replay that releases no
+    /// entries, and the entries that the replay needs still fit after it.
     #[must_use]
     pub fn can_spare_one(&self) -> bool {
         self.entries_left() > RESERVE_ENTRIES + self.claimed

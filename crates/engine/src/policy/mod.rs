@@ -1,6 +1,6 @@
 //! Policies: which bucket to evict next, which requests belong to a stream, whether the cache
 //! device is congested or worn. They see numbers, times and accesses, no I/O and no keys, so they
-//! can be replayed alone over traces.
+//! can be replayed alone over traces. `request::admission` asks them.
 //!
 //! | file | contents |
 //! |---|---|

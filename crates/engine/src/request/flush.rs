@@ -2,8 +2,9 @@
 //! cache (keys in the journal, whose pre-flush covers the data) and the backing device (only if it
 //! was written to since its last flush).
 //!
-//! A backing device runs one flush at a time. Callers that arrive during a flush wait for the next
-//! one, which serves all of them. If it fails, all of them fail.
+//! A backing device runs one flush at a time. Callers that arrive during a flush wait for its end.
+//! If it does not cover what they need, one more flush serves all of them. A flush that fails is
+//! the answer to every caller that waits.
 
 use crate::error::{Doing, Error};
 use crate::journal::writer;

@@ -19,7 +19,7 @@
 //! | `parked` | clean data that waits for a flush of the backing device |
 //! | `uncached` | how a volume continues without its cache |
 
-pub mod bypass;
+pub mod admission;
 pub mod discard;
 mod fast_hit;
 mod fast_miss;
@@ -44,9 +44,9 @@ use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::epoch::{Asked, Stamp};
 use crate::volume::{Course, Volume, VolumeId};
+use admission::Bypass;
 use bcached_env::{Buffer, Disk, Payload, Time};
 use bcached_format::{CacheMode, Inode};
-use bypass::Bypass;
 use core::cell::Cell;
 use core::time::Duration;
 use inflight::Rest;
@@ -350,7 +350,7 @@ impl State {
         let asked = volume.backing.as_ref().map(|backing| backing.epoch.asks());
         // A range that is not in the volume is refused later.
         let range = request.place().and_then(|(sector, sectors)| target.range(sector, sectors).ok());
-        let decided = range.map_or(Ok(()), |range| bypass::decide(self, &target, client, request, range));
+        let decided = range.map_or(Ok(()), |range| admission::decide(self, &target, client, request, range));
         target.bypass = decided.err();
         Ok((target, asked, range))
     }

@@ -62,7 +62,8 @@ pub fn park(s: &mut State, target: &Target, chunk: &Chunk, stamp: Stamp) -> Clea
         return Clean::Void;
     };
     let Some(backing) = &volume.backing else { return Clean::Void };
-    // Until then its clean key stays out of the tree: invariant D27.
+    // Until the backing device's copy is durable, the clean key stays out of the tree: invariant
+    // D27.
     if backing.epoch.is_durable(stamp) {
         return Clean::Ready;
     }

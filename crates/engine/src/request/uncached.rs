@@ -1,10 +1,10 @@
 //! Lets a volume continue without the cache: if all its data is on its backing device, it does not
 //! fail because its cache does.
 //!
-//! The volume leaves permanently. Before the first request bypasses the cache, its superblock
-//! durably says that what the cache holds of it is void. When the volume comes back it gets a new
-//! number. So what the cache still holds, readable or not, can never reappear. That is why an
-//! unreadable leaf of a working set is handled in the same way as a failed set.
+//! The volume leaves permanently. Before the first request is served without the cache, its
+//! superblock durably says that what the cache holds of it is void. When the volume comes back it
+//! gets a new number. So what the cache still holds, readable or not, can never reappear. That is
+//! why an unreadable leaf of a working set is handled in the same way as a failed set.
 //!
 //! While a volume is about to leave, no dirty key of it can be made: this is checked in the
 //! transition that inserts. Detaching a volume uses the same code.
@@ -45,8 +45,8 @@ pub async fn from_queue<T>(
 
 /// Carries out `flow` through the cache. If that fails and the volume can do without the cache,
 /// `flow` is repeated from its beginning without it. If the volume no longer has the number that
-/// the request knows, the request bypasses the cache from the start. Otherwise it could take the
-/// old content of neighbouring sectors from there.
+/// the request knows, the request is served without the cache from the start. Otherwise it could
+/// take the old content of neighbouring sectors from there.
 pub async fn or_uncached<T>(
     set: &CacheSet,
     asked: &Target,
@@ -100,10 +100,10 @@ async fn leave(set: &CacheSet, target: &Target, error: Error) -> Result<(), Erro
 }
 
 /// Makes a volume leave the cache; this is the only way out. If the volume has no dirty data, `say`
-/// changes its superblock durably, and from then on requests bypass the cache (invariant D37).
-/// Returns false if it has dirty data.
+/// changes its superblock durably, and from then on requests are served without the cache
+/// (invariant D37). Returns false if it has dirty data.
 ///
-/// If the volume has already left, nothing is written. After an error the volume stays where it
+/// If the volume has already left, `say` is not called. After an error the volume stays where it
 /// was.
 pub async fn depart(
     set: &CacheSet,

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | back | dirty range or stripe; mode writeback with room; flash-only volumes | cache, dirty |
 //! | through | mode writethrough, or writeback without room | backing device and cache, clean |
-//! | around | bypassed writes (`bypass`); volume being detached or attached | backing device |
+//! | around | bypassed writes (`admission`); volume being detached or attached | backing device |
 //!
 //! Dirty data in the range sends a write *back* in every mode. Dirty data in its stripe does so in
 //! mode writeback, while there is room, if partial stripes are expensive, even for a bypassed write
@@ -16,8 +16,9 @@
 //! anywhere else they cost a flush of the backing device.
 //!
 //! Before a write goes to the backing device, whatever the tree says of its range is invalidated
-//! *durably* (invariant D22). Otherwise a crash could leave an old clean copy in the cache that hides
-//! the newer data until it is evicted, and then the sector would change its value without a write.
+//! *durably* (invariant D22). Otherwise a crash could leave an old clean copy in the cache that
+//! hides the newer data until it is evicted, and then the sector would change its value without a
+//! write.
 
 use crate::btree::{Attempt, Record};
 use crate::cache_writes::Cause;

@@ -51,8 +51,8 @@ pub struct Asked {
 }
 
 impl Starvation {
-    /// Records the start of a search for buckets that counts: everything released so far is
-    /// durable.
+    /// Records the start of a search for buckets whose result can be relied on: everything released
+    /// so far is durable.
     pub const fn search_begins(&mut self) {
         self.searches += 1;
     }

@@ -1,446 +1,85 @@
-//! Adds volumes to a set: attaches backing devices. For flash-only volumes see
-//! [`super::flash`].
+//! Attaches a volume that is served without the cache, because it was detached or has left.
+//!
+//! As at a start ([`super::add`]), the UUID table is written first and then the superblock: a
+//! superblock that said *clean* about an inode missing from the table would be that of a foreign
+//! device. The inode is a new one, so that nothing cached before is ever used again.
+//!
+//! Requests in flight may not know the inode, and write past the cache without invalidating cached
+//! data. So nothing enters the cache under it before they have ended. Until then misses are not
+//! filled, and writes bypass the cache, including those of requests that know the inode. Cancelling
+//! in that time takes the volume out again the usual way (`depart`), because nothing of it is
+//! cached.
 
-use crate::error::{Doing, Error};
-use crate::latency::Latencies;
-use crate::phases::Phase;
-use crate::request::write::Survey;
-use crate::request::{Target, parked};
+use crate::error::Error;
+use crate::request::uncached;
 use crate::set::CacheSet;
-use crate::state::State;
-use crate::uuids;
-use crate::volume::epoch::Epoch;
-use crate::volume::resize::cacheable_end;
-use crate::volume::{Backing, Volume, VolumeId, VolumeInfo, attachment, record};
+use crate::volume::detach::say_none;
+use crate::volume::{Course, VolumeId, attachment, record};
 use crate::writeback::urgent::Cancel;
-use crate::writeback::{stripes, task};
-use alloc::vec::Vec;
-use bcached_env::sync::Semaphore;
-use bcached_env::{Disk, DiskId};
-use bcached_format::{
-    BackingState, BackingSuperblock, CacheMode, Inode, Position, Superblock, Uuid, UuidSlot,
-};
+use bcached_format::{BackingState, BackingSuperblock, Inode};
 
 impl CacheSet {
-    /// Serves the backing device `disk`. It is attached to this set if its superblock says so or
-    /// names no set. Refused if its newest data may be in another cache. `mode`, if given, becomes
-    /// its cache mode.
+    /// Serves a volume through the cache again. *Clean* is durable on its superblock when this
+    /// returns. The caller must await the end of this.
     ///
-    /// After an error the volume is not served, and can be added again.
-    pub async fn add_backing(&self, disk: DiskId, mode: Option<CacheMode>) -> Result<VolumeId, Error> {
-        self.add(disk, mode, false, None).await
+    /// # Errors
+    /// After an error, also if cancelled, the volume is served without the cache as before.
+    pub async fn attach(&self, id: VolumeId, cancel: &Cancel) -> Result<(), Error> {
+        self.check_alive()?;
+        let superblock = self.with(|s| {
+            s.begin_course(id, Course::Attaching)?;
+            let backing = s.volumes.get(id).and_then(|volume| volume.backing.as_ref());
+            Ok::<_, Error>(backing.ok_or(Error::NoVolume)?.superblock.clone())
+        })?;
+        let attached = self.take_in(id, &superblock, cancel).await;
+        self.with(|s| s.end_course(id));
+        self.signals().ranges.notify_all();
+        // The write-back task starts counting what it needs.
+        self.signals().writeback_work.notify_all();
+        attached
     }
 
-    /// Like [`CacheSet::add_backing`], but also accepts a device that left another set with all of
-    /// its data on it, because that set failed or was missing. What that set holds of it is already
-    /// void.
-    pub async fn adopt_backing(&self, disk: DiskId, mode: Option<CacheMode>) -> Result<VolumeId, Error> {
-        self.add(disk, mode, true, None).await
-    }
-
-    pub(super) async fn add(
+    async fn take_in(
         &self,
-        disk: DiskId,
-        mode: Option<CacheMode>,
-        adopts: bool,
-        number: Option<VolumeId>,
-    ) -> Result<VolumeId, Error> {
-        let disk = self.env().disk(disk);
-        let Superblock::Backing(superblock) = record::read_superblock(&disk).await? else {
-            return Err(Error::NotABacking);
-        };
-        let uuid = superblock.uuid();
-        self.check_not_served(uuid)?;
-        // If several copies of a device are added concurrently, only the first is written to.
-        self.with(|s| s.coming.push(uuid));
-        let added = self.add_first(disk, superblock, mode, adopts, number).await;
-        self.with(|s| s.coming.retain(|coming| *coming != uuid));
-        added
-    }
-
-    async fn add_first(
-        &self,
-        disk: Disk,
-        mut superblock: BackingSuperblock,
-        mode: Option<CacheMode>,
-        adopts: bool,
-        number: Option<VolumeId>,
-    ) -> Result<VolumeId, Error> {
-        let set_uuid = self.with(|s| s.superblock.set_uuid());
-        let known = self.recognise(&superblock).await?;
-        let ours = superblock.set_uuid() == set_uuid;
-        match superblock.state() {
-            BackingState::Dirty if !ours => return Err(Error::DirtyElsewhere(superblock.set_uuid())),
-            BackingState::Stale if adopts => {}
-            BackingState::Clean | BackingState::Stale if !ours => {
-                return Err(Error::OtherSet(superblock.set_uuid()));
-            }
-            BackingState::Dirty if known.is_none() => return Err(Error::DirtyUnknown),
-            _ => {}
-        }
-        self.check_block_size(&superblock)?;
-        let fresh = !matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
-        let kept = known.filter(|_| !fresh);
-        let has_dirty = |s: &State, inode| s.dirty.of(inode) > 0 || s.overlay.has_dirty_of(inode);
-        let may_be_dirty = kept.is_some_and(|inode| self.with(|s| has_dirty(s, inode)));
-        // This searches the tree, because counting may not have finished.
-        if let Some(inode) =
-            kept.filter(|inode| self.with(|s| s.dirty.of(*inode) > 0 || !s.has_counted(*inode)))
-        {
-            self.check_end(inode, disk.info().sectors).await?;
-        }
-        if superblock.attachment().is_some() && disk.info().volatile_cache {
-            // The slot is about to record that this stamp may still be there after a crash.
-            disk.flush().await.map_err(Error::io(Doing::Superblock))?;
-        }
-        let must_be_clean = kept.is_some_and(|inode| {
-            superblock.state() == BackingState::Clean
-                && self.with(|s| attachment::is_vouched_for(s, &superblock, inode))
-        });
-        let inode = self.take_slot(&superblock, known, fresh, &Cancel::default()).await?;
-        let before = superblock.clone();
-        if known.is_none() || fresh {
-            // The slot is durable, so now the device may say that it belongs to this set
-            // (invariant D17).
+        id: VolumeId,
+        superblock: &BackingSuperblock,
+        cancel: &Cancel,
+    ) -> Result<(), Error> {
+        let (known, set_uuid) = self.with(|s| (s.uuids.find(superblock.uuid()), s.superblock.set_uuid()));
+        let inode = self.take_slot(superblock, known, true, cancel).await?;
+        // The table has the new inode durably before the superblock names it: invariant D17.
+        record::update(self, id, |s, superblock| {
             superblock.set_set_uuid(set_uuid);
             superblock.set_state(BackingState::Clean);
-        }
-        if let Some(mode) = mode {
-            superblock.set_cache_mode(mode);
-        }
-        if may_be_dirty {
-            // A kernel writes *dirty* only when it already has dirty data, and the power may have
-            // failed in between (invariant D14). For dirty data found later, the walk has *dirty*
-            // written.
-            superblock.set_state(BackingState::Dirty);
-        }
-        superblock.set_attachment(self.with(|s| attachment::of(s, inode)));
-        let phase = self.begin(record::phase_of(&before, &superblock));
-        record::write_superblock(&disk, &superblock.seal()).await?;
-        drop(phase);
+            superblock.set_attachment(attachment::of(s, inode));
+        })
+        .await?;
         self.forget_former_stamp(inode).await?;
-        // Nothing can fail any more, unless the volume is being forgotten meanwhile.
-        self.with(|s| {
-            match s.uuids.find(superblock.uuid()) == Some(inode) && !s.forgetting.contains(&inode) {
-                true => Ok(()),
-                false => Err(Error::BeingForgotten),
-            }
-        })?;
-        let id = self.enter(disk, &superblock, Some(inode), number);
-        self.with(|s| {
-            if let Some(volume) = s.volumes.get_mut(id) {
-                volume.must_be_clean = must_be_clean && !may_be_dirty;
-            }
-        });
-        Ok(id)
-    }
-
-    /// Serves the backing device `disk` without the cache. Whatever a cache may hold of it becomes
-    /// void, durably. Refused if a cache may hold newer data than the device.
-    ///
-    /// After an error the volume is not served, and can be added again.
-    pub async fn add_uncached(&self, disk: DiskId) -> Result<VolumeId, Error> {
-        self.add_past(disk, None).await
-    }
-
-    pub(super) async fn add_past(&self, disk: DiskId, number: Option<VolumeId>) -> Result<VolumeId, Error> {
-        let disk = self.env().disk(disk);
-        let Superblock::Backing(mut superblock) = record::read_superblock(&disk).await? else {
-            return Err(Error::NotABacking);
-        };
-        let uuid = superblock.uuid();
-        self.check_not_served(uuid)?;
-        self.check_block_size(&superblock)?;
-        match superblock.state() {
-            BackingState::Dirty => return Err(Error::DirtyElsewhere(superblock.set_uuid())),
-            BackingState::Clean => {
-                self.with(|s| s.coming.push(uuid));
-                superblock.set_state(BackingState::Stale);
-                let written = {
-                    let _phase = self.begin(Phase::BackingStale);
-                    record::write_superblock(&disk, &superblock.seal()).await
-                };
-                self.with(|s| s.coming.retain(|coming| *coming != uuid));
-                written?;
-            }
-            BackingState::None | BackingState::Stale => {}
+        self.use_number(id, inode);
+        // Until earlier requests have ended, nothing enters the cache under the new inode:
+        // invariant D17.
+        let entered = self.earlier_have_ended(id, cancel).await;
+        if entered != Err(Error::Cancelled) {
+            return entered;
         }
-        Ok(self.enter(disk, &superblock, None, number))
-    }
-
-    fn check_not_served(&self, uuid: Uuid) -> Result<(), Error> {
-        // No volume is served from two devices: invariant D20.
-        let is_it = |volume: &Volume| volume.backing.is_some() && volume.uuid == uuid;
-        self.with(|s| {
-            if s.coming.contains(&uuid) || s.volumes.iter().any(|(_, volume)| is_it(volume)) {
-                return Err(Error::Duplicate);
-            }
-            let is_going = s.uuids.find(uuid).is_some_and(|inode| s.forgetting.contains(&inode));
-            if is_going { Err(Error::BeingForgotten) } else { Ok(()) }
-        })
-    }
-
-    fn check_block_size(&self, superblock: &BackingSuperblock) -> Result<(), Error> {
-        let set = self.with(|s| s.geometry.block_sectors);
-        let backing = superblock.block_sectors();
-        if backing < set { Err(Error::BlockSize { backing, set }) } else { Ok(()) }
-    }
-
-    /// Refuses a device that ends before its dirty data does: it was cut, or is a copy of another
-    /// device.
-    async fn check_end(&self, inode: Inode, sectors: u64) -> Result<(), Error> {
-        // Dirty data in a damaged node is not written back, whatever the size of the device.
-        if self.has_dirty_from(inode, sectors).await? { Err(Error::TooSmall { sectors }) } else { Ok(()) }
-    }
-
-    /// Returns true if undamaged nodes hold dirty keys under this inode from sector `at` on.
-    pub(super) async fn has_dirty_from(&self, inode: Inode, at: u64) -> Result<bool, Error> {
-        let passes_by = |error: &Error| matches!(error, Error::Node { .. });
-        Ok(self.survey_past(inode, at, |found| found.dirty, passes_by).await?.dirty)
-    }
-
-    /// Returns true if the cache holds data of the volume behind the end of its backing device,
-    /// which must have been longer once.
-    ///
-    /// # Errors
-    /// The index of that part cannot be read.
-    pub async fn is_cut_short(&self, id: VolumeId) -> Result<bool, Error> {
-        let end = self.with(|s| {
-            let volume = s.volumes.get(id)?;
-            Some((volume.inode?, volume.backing.as_ref()?.disk.info().sectors))
-        });
-        let Some((inode, sectors)) = end else { return Ok(false) };
-        Ok(self.survey_beyond(inode, sectors, |beyond| beyond.present).await?.present)
-    }
-
-    /// Surveys what the set holds of a volume from sector `at` on. Stops as soon as the result is
-    /// `enough`.
-    pub(super) async fn survey_beyond(
-        &self,
-        inode: Inode,
-        at: u64,
-        enough: impl Fn(&Survey) -> bool,
-    ) -> Result<Survey, Error> {
-        self.survey_past(inode, at, enough, |_| false).await
-    }
-
-    /// Like [`CacheSet::survey_beyond`], but skips leaves that cannot be read if `passes_by`
-    /// accepts the error.
-    async fn survey_past(
-        &self,
-        inode: Inode,
-        mut at: u64,
-        enough: impl Fn(&Survey) -> bool,
-        passes_by: impl Fn(&Error) -> bool,
-    ) -> Result<Survey, Error> {
-        let end = Position::MAX.offset;
-        let mut beyond = Survey::default();
-        while at < end && !enough(&beyond) {
-            at = match self.attempt(|s| s.survey_leaf(inode, at, end, &mut beyond)).await {
-                Err(error) if passes_by(&error) => self.with(|s| s.end_of_missing_leaf(inode, at, end)),
-                other => other?,
-            };
+        // Nothing of the volume has entered the cache.
+        if let Ok(true) = uncached::depart(self, id, inode, say_none).await {
+            self.is_not_ours(id, inode).await?;
+            return entered;
         }
-        Ok(beyond)
+        // The superblock says that the volume is attached, and cannot be written.
+        self.earlier_have_ended(id, &Cancel::default()).await
     }
 
-    /// Returns the volume's inode: the one it had, or that of a new slot. `fresh`: data cached
-    /// before must never be used.
-    pub(super) async fn take_slot(
-        &self,
-        superblock: &BackingSuperblock,
-        known: Option<Inode>,
-        fresh: bool,
-        cancel: &Cancel,
-    ) -> Result<Inode, Error> {
-        let seconds = self.env().wall_seconds();
-        let keep = known.filter(|_| !fresh);
-        // Another caller may have added the volume, or may be forgetting it.
+    /// Makes new requests use the inode.
+    fn use_number(&self, id: VolumeId, inode: Inode) {
         self.with(|s| {
-            let Some(inode) = known else { return Ok(()) };
-            if s.uuids.find(superblock.uuid()) != known {
-                return Err(Error::BeingForgotten);
-            }
-            if s.volumes.iter().any(|(_, volume)| volume.inode == known) {
-                return Err(Error::Duplicate);
-            }
-            // What the cache held of it before stays under the old number: invariant D38.
-            if fresh {
-                s.uuids.give_up(inode, seconds);
-            }
-            Ok(())
-        })?;
-        let choose = |s: &State| keep.or_else(|| s.uuids.vacant());
-        let stamp = uuids::new_stamp(self);
-        let inode = self.with_slot(cancel, choose, |s, inode| {
-            // Another caller may have added the volume while a slot was being freed.
-            if keep.is_none() && s.uuids.find(superblock.uuid()).is_some() {
-                return Err(Error::Duplicate);
-            }
-            if keep.is_none() {
-                let slot = UuidSlot { uuid: superblock.uuid(), first_registered: seconds, ..UuidSlot::FREE };
-                s.uuids.assign(inode, slot);
-            }
-            let slot = s.uuids.slot_mut(inode).ok_or(Error::NoVolume)?;
-            slot.last_registered = seconds;
-            slot.label = superblock.label();
-            // Keep the previous stamp until a superblock with the new one has been written.
-            slot.attachment = [superblock.attachment().map_or(0, |of| of.stamp), stamp];
-            Ok(inode)
+            let Some(volume) = s.volumes.get_mut(id) else { return };
+            volume.inode = Some(inode);
+            s.uuids.comes_to_life(inode);
+            volume.attachment += 1;
+            volume.earlier_requests = volume.requests;
+            volume.writeback_from = volume.data_offset;
         });
-        let inode = inode.await?;
-        self.forget_empty_doubted().await;
-        uuids::store(self).await?;
-        Ok(inode)
-    }
-
-    /// Begins to serve the volume.
-    fn enter(
-        &self,
-        disk: Disk,
-        superblock: &BackingSuperblock,
-        inode: Option<Inode>,
-        number: Option<VolumeId>,
-    ) -> VolumeId {
-        let info = disk.info();
-        let id = self.with(|s| {
-            let block = s.geometry.block_sectors;
-            let data_offset = superblock.data_offset();
-            let sectors = info.sectors.saturating_sub(data_offset);
-            // A superblock with an inode was written durably just now. One that was only read may
-            // not be durable: a former process may have died between its write and its flush.
-            let in_doubt = inode.is_none() && info.volatile_cache;
-            let is_dirty = superblock.state() == BackingState::Dirty;
-            let mut volume = Volume {
-                sectors,
-                data_offset,
-                cacheable_end: cacheable_end(data_offset, sectors, block),
-                mode: superblock.cache_mode(),
-                writeback_from: data_offset,
-                dirty_marked: is_dirty && !in_doubt,
-                backing: Some(Backing {
-                    disk,
-                    superblock: superblock.clone(),
-                    in_doubt,
-                    attempted: Vec::new(),
-                    epoch: Epoch::new(info.volatile_cache),
-                    record_lock: Semaphore::new(1),
-                }),
-                ..Volume::new(inode, superblock.uuid(), superblock.label(), s.options.volume)
-            };
-            volume.company.wakes(s.now);
-            if is_dirty {
-                volume.pace.age.inherits(s.now);
-            }
-            if let Some(inode) = inode {
-                s.uuids.comes_to_life(inode);
-            }
-            s.volumes.add(number, volume)
-        });
-        self.begin_workers(id);
-        id
-    }
-
-    /// Starts the volume's own tasks.
-    pub(super) fn begin_workers(&self, id: VolumeId) {
-        self.spawn_worker(id, task::run);
-        self.spawn_worker(id, parked::run);
-        self.signals().writeback_work.notify_all();
-    }
-
-    /// The volumes that are being served.
-    #[must_use]
-    pub fn volumes(&self) -> Vec<VolumeInfo> {
-        self.with(|s| s.volumes.iter().map(|(id, volume)| info(s, id, volume)).collect())
-    }
-
-    /// The mode of a volume that is served through the cache; `None`: it is not, or there is no
-    /// such volume.
-    #[must_use]
-    pub fn cache_mode(&self, id: VolumeId) -> Option<CacheMode> {
-        self.with(|s| s.volumes.get(id).filter(|volume| volume.inode.is_some()).map(|volume| volume.mode))
-    }
-
-    /// Changes a volume's cache mode. Durable when this returns. Requests in flight end under the
-    /// old mode. If the mode is changed again meanwhile, the later change wins.
-    pub async fn set_cache_mode(&self, id: VolumeId, mode: CacheMode) -> Result<(), Error> {
-        self.with(|s| s.hold(id))?;
-        let changed = self.change_mode(id, mode).await;
-        self.let_go(id);
-        changed
-    }
-
-    async fn change_mode(&self, id: VolumeId, mode: CacheMode) -> Result<(), Error> {
-        let change = self.with(|s| s.volumes.get_mut(id).map(Volume::begin_mode_change));
-        let change = change.ok_or(Error::NoVolume)?;
-        record::update(self, id, |_, superblock| superblock.set_cache_mode(mode)).await?;
-        self.with(|s| {
-            let volume = s.volumes.get_mut(id).ok_or(Error::NoVolume)?;
-            if volume.mode_changes == change {
-                volume.mode = mode;
-            }
-            Ok(())
-        })
-    }
-
-    /// Writes a cache mode to the superblock of a volume's device, durably. The mode in force does
-    /// not change.
-    ///
-    /// # Errors
-    /// There is no such volume, or its device fails.
-    pub async fn keep_cache_mode(&self, id: VolumeId, mode: CacheMode) -> Result<(), Error> {
-        self.with(|s| s.hold(id))?;
-        let kept = record::update(self, id, |_, superblock| superblock.set_cache_mode(mode)).await;
-        self.let_go(id);
-        kept
-    }
-
-    /// Latencies of the requests of a volume; `None`: there is no such volume.
-    #[must_use]
-    pub fn latencies(&self, id: VolumeId) -> Option<Latencies> {
-        self.with(|s| s.volumes.get(id).map(|volume| volume.latencies.clone()))
-    }
-
-    /// What background tasks need to know about a volume.
-    pub(crate) fn target(&self, id: VolumeId) -> Option<Target> {
-        self.with(|s| {
-            let volume = s.volumes.get(id)?;
-            Some(Target::of(id, volume, s.geometry.block_sectors))
-        })
-    }
-}
-
-fn info(s: &State, id: VolumeId, volume: &Volume) -> VolumeInfo {
-    let of_device = |backing: &Backing| stripes::of_volume(&volume.options, &backing.disk.info());
-    let (stripe_sectors, partial_stripes_expensive) =
-        volume.backing.as_ref().map(of_device).unwrap_or_default();
-    VolumeInfo {
-        id,
-        inode: volume.inode,
-        uuid: volume.uuid,
-        label: volume.label,
-        sectors: volume.sectors,
-        block_sectors: s.geometry.block_sectors,
-        backing_block_sectors: volume.backing.as_ref().map(|backing| backing.superblock.block_sectors()),
-        flash_only: volume.backing.is_none(),
-        attached: volume.inode.is_some(),
-        course: volume.course,
-        mode: volume.mode,
-        options: volume.options,
-        state: volume.state(),
-        dirty_sectors: volume.inode.map_or(0, |inode| s.dirty.of(inode)),
-        is_counted: volume.inode.is_none_or(|inode| s.has_counted(inode)),
-        dirty_target_sectors: if volume.inode.is_some() { s.dirty_target(id) } else { 0 },
-        stripe_sectors,
-        partial_stripes_expensive,
-        full_stripes: volume.inode.and_then(|inode| Some(s.dirty.stripes(inode)?.full_count())),
-        oldest_dirty: volume.oldest_dirty(s.now),
-        writeback_rate: volume.pace.rate.info(s.now, &volume.options),
-        stats: volume.stats.as_of(s.now),
-        writeback_trouble: volume.shown_trouble(),
-        unwritable: volume.places.shown(s.now),
-        marking_trouble: volume.marking_trouble.clone(),
-        backing_health: volume.backing.as_ref().map(|backing| backing.disk.health()),
-        zeroing: volume.zeroings.oldest(s.now),
     }
 }

@@ -5,12 +5,12 @@
 //! 1. All dirty data is written back. Meanwhile nothing new enters the cache, so that this ends
 //!    however much is written.
 //! 2. When nothing is dirty, durably, the superblock says *none*. By then no dirty key can be
-//!    created any more, and no request bypasses the cache before *none* is durable.
+//!    created any more, and no request is served without the cache before *none* is durable.
 //! 3. The UUID table forgets the volume.
 //!
-//! After a crash before step 3, the next start gives the volume a new inode, because its superblock
-//! says *none*. So at every moment the volume is attached with all of its dirty data, or detached
-//! with all of its data on its backing device.
+//! After a crash between steps 2 and 3, the next start gives the volume a new inode, because its
+//! superblock says *none*. So at every moment the volume is attached with all of its dirty data, or
+//! detached with all of its data on its backing device.
 //!
 //! Its inode is not reused by this process, nor while any keys remain under it. What the cache
 //! still holds under it is clean and is dropped as usual: by eviction, and by GC passes.
@@ -56,8 +56,9 @@ impl CacheSet {
     /// Ends the ownership of a volume that is served without the cache: first on its superblock,
     /// durably, and then in the UUID table.
     pub(super) async fn is_not_ours(&self, id: VolumeId, inode: Inode) -> Result<(), Error> {
-        // *None* is durable before the table forgets the volume: invariant D16. If the volume has
-        // left for another reason meanwhile, its superblock says so.
+        // *None* is durable before the table forgets the volume: invariant D16. `depart` has
+        // written it, unless the volume had left for another reason: then the superblock still
+        // says that.
         record::update(self, id, |_, superblock| say_none(superblock)).await?;
         let seconds = self.env().wall_seconds();
         self.with(|s| {
@@ -96,8 +97,8 @@ pub(super) fn say_none(superblock: &mut BackingSuperblock) {
 
 impl State {
     /// Begins a change of a volume. Refused if another change is under way or the volume is already
-    /// there, or if the volume is flash-only and the change would detach or attach it. The set does
-    /// not stop before the change has ended.
+    /// in the state that the change leads to, or if the volume is flash-only and the change would
+    /// detach or attach it. The set does not stop before the change has ended.
     pub(super) fn begin_course(&mut self, id: VolumeId, course: Course) -> Result<Target, Error> {
         if self.stopping {
             return Err(Error::Stopping);

@@ -1,5 +1,18 @@
 //! Volumes: a backing device with its state in the cache, or a flash-only volume.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `add`, `remove` | a backing device comes to an open set, and leaves it |
+//! | `attach`, `detach` | a served volume gets a cache, and gives it up |
+//! | `attachment` | which device and which slot of the table belong together |
+//! | `slots`, `forget` | inodes: assigned, found again, given up |
+//! | `record` | the superblock of the backing device: *clean*, *dirty*, *stale* |
+//! | `epoch` | which writes a flush has proven durable, and which a failed one may have lost |
+//! | `returned`, `resume` | a device that came back, a set that is opened again |
+//! | `flash`, `flash_size`, `resize`, `zeroings` | flash-only volumes, other sizes |
+//! | `label` | the name in the superblock |
 
+pub mod add;
 pub mod attach;
 pub(crate) mod attachment;
 pub mod detach;
@@ -8,7 +21,6 @@ pub mod flash;
 pub mod flash_size;
 pub mod forget;
 pub mod label;
-pub mod reattach;
 pub mod record;
 pub mod remove;
 pub mod resize;
@@ -63,7 +75,7 @@ pub struct Backing {
 
 /// One volume.
 pub struct Volume {
-    /// Inode of its keys; `None`: not attached, all requests bypass the cache.
+    /// Inode of its keys; `None`: not attached, all requests are served without the cache.
     pub inode: Option<Inode>,
     /// The backing device; `None`: flash-only.
     pub backing: Option<Backing>,

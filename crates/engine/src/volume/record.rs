@@ -90,7 +90,8 @@ pub async fn write_new_superblock(disk: &Disk, bytes: &[u8; SUPERBLOCK_BYTES]) -
 /// Also maintains [`crate::volume::Volume::dirty_marked`]. It is true only while *dirty* is durable
 /// and no change is under way, so that no dirty key can be created while the superblock is about to
 /// say *clean*. After a failed write the device may hold either superblock, and a failed flush may
-/// have dropped what was there. Then even a change to the remembered superblock is written.
+/// have dropped what was there. Then the superblock is written even if `change` leads to the one
+/// that is remembered.
 pub async fn update(
     set: &CacheSet,
     volume: VolumeId,

@@ -1,7 +1,7 @@
 //! The note used in production: a small file, mapped shared, that outlives the process.
 //!
-//! It belongs on an in-memory file system (`/run`). A power cut wipes it, which is right: then only
-//! flushed writes are promised, and storing to it never waits for a disk. The boot id voids it
+//! It belongs on an in-memory file system (`/run`). A power cut wipes it, which is right: only
+//! flushed writes are promised then. And storing to it never waits for a disk. The boot id voids it
 //! after a reboot wherever it lies, the set's UUID ties it to its set, and a lock keeps a second
 //! daemon out.
 //!
@@ -432,7 +432,8 @@ impl MappedNote {
 }
 
 impl Drop for MappedNote {
-    /// From now on, a check of all notes makes no replacement for this unused file.
+    /// A check of all notes that is in progress makes no replacement for a note that is no longer
+    /// stored to.
     fn drop(&mut self) {
         self.watched.ends();
     }

@@ -3,7 +3,7 @@
 //!
 //! NBD and FUSE share a quarter of the daemon's memory for the payloads of requests. Each block
 //! device and each disk of a virtual machine takes some of the memory that btree nodes would have
-//! (`config::ways`).
+//! (`memory_of` in `config/frontends.rs`).
 
 pub mod dev;
 pub mod directories;

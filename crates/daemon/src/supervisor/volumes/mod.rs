@@ -1,6 +1,5 @@
 //! Volumes: from a name to a backing device that an engine serves.
 
-pub mod cacheless;
 pub mod early_clients;
 pub mod explain;
 pub mod exports;
@@ -9,6 +8,7 @@ pub mod numbering;
 pub mod placement;
 pub mod reconnect;
 pub mod rejoin;
+pub mod without_cache;
 
 use crate::engine_error;
 use crate::engine_thread::{Added, Adding, Engine, NotTaken, Way};

@@ -10,7 +10,7 @@
 use crate::supervisor::Supervisor;
 use crate::supervisor::jobs::{Job, Subject};
 use crate::supervisor::table::{CacheState, Table, VolumeEntry, VolumeState};
-use crate::supervisor::volumes::cacheless;
+use crate::supervisor::volumes::without_cache;
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::jobs::{Job as Shown, State, Verb};
 use std::time::Duration;
@@ -88,7 +88,7 @@ impl Table {
         }
         let volumes: Vec<_> = self.coming_to(cache).collect();
         let patience = volumes.iter().map(|entry| entry.wait).max().unwrap_or(bcached_config::WAIT_DEFAULT);
-        let is_late = waited >= patience.saturating_add(cacheless::MOMENT);
+        let is_late = waited >= patience.saturating_add(without_cache::MOMENT);
         let late = |why: String| {
             Failure::new(Kind::TimeLimit, not_all()).why(why).next(
                 "it goes on with that by itself: `bcached status` shows it, and the same command waits again",

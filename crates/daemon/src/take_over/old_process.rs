@@ -1,7 +1,7 @@
 //! The side of the old process.
 
 use super::Taken;
-use super::link::{Link, Message, Of, Yours};
+use super::descriptor_channel::{Link, Message, Of, Yours};
 use super::{END_LIMIT, HELLO_LIMIT, KILLED_LIMIT, LOOK, PROTOCOL, READY_LIMIT, TRIAL, VARIABLE};
 use crate::control_server::LeftSockets;
 use crate::oom_score;

@@ -1,10 +1,10 @@
 //! Reads one TOML file: checks its keys, parses every value, and reports all errors at once, each
 //! with file and line.
 
+use super::field_types::{Loopback, Number, Size, Time};
 use super::frontends::{RawFuse, RawNbd, RawVhostUser, SaidPlaces};
 use super::read_file::{MEND_SET_FILE, bounded, content};
-use super::section::{RawCache, RawVolume};
-use super::values::{Loopback, Number, Size, Time};
+use super::section_keys::{RawCache, RawVolume};
 use super::{NO_CACHE, findings, unknown_key};
 use crate::options::Definition;
 use crate::options::layers::{Configured, Setting};

@@ -1,7 +1,7 @@
 //! Serves volumes without their cache if that is missing or fails and has none of their dirty data.
 //! All of their data is on their backing devices. They go back to the cache when it returns.
 //!
-//! Before the first request their superblocks durably say *inconsistent*: their data in the cache
+//! Before the first request their superblocks durably say *stale*: their data in the cache
 //! is invalid from then on, whichever program opens it next. So a cache that comes back is cold for
 //! them, and a cache that is only late loses its contents for the volume. It is therefore waited
 //! for as long as any device (`wait`). A volume with dirty data in a cache waits for that cache

@@ -4,8 +4,8 @@
 //! The `Deserialize` implementations are written by hand, because a derived struct cannot take its
 //! keys from a table. Their errors read like derived ones, and list every key.
 
+use super::field_types::{Number, Size, Time};
 use super::frontends::Exported;
-use super::values::{Number, Size, Time};
 use crate::options::{Definition, Scope};
 use bcached_control::options::Typed;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};

@@ -1,7 +1,7 @@
 //! The side of the new process.
 
-use super::giving::keep;
-use super::link::{Link, Message, Yours};
+use super::descriptor_channel::{Link, Message, Yours};
+use super::old_process::keep;
 use super::{END_LIMIT, HELLO_LIMIT, LOOK, PROTOCOL, READY_LIMIT, TRIAL, VARIABLE};
 use crate::socket_activation::Sockets;
 use bcached_control::failure::{Failure, Kind};
