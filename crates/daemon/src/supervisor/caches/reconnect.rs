@@ -110,7 +110,7 @@ impl Supervisor {
         if self.cache_returns.proving.insert(cache) {
             let sender = self.sender.clone();
             engine.prove_cache(Box::new(move |_set_knows| {
-                drop(sender.send(Event::Cache(cache, CacheEvent::Proved)))
+                drop(sender.send(Event::Cache(cache, CacheEvent::Proved)));
             }));
         }
     }

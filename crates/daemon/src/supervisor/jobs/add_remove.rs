@@ -73,7 +73,7 @@ impl Supervisor {
         if self.unpublish(number, volume, verb) {
             let sender = self.sender.clone();
             let given = move |given| {
-                drop(sender.send(Event::Job(number, JobEvent::Given(volume, None, Box::new(given)))))
+                drop(sender.send(Event::Job(number, JobEvent::Given(volume, None, Box::new(given)))));
             };
             engine.give_up(id, Box::new(given));
         }

@@ -403,7 +403,7 @@ impl Supervisor {
         };
         let (sender, engine) = (self.sender.clone(), engine.clone());
         let given = move |given| {
-            drop(sender.send(Event::Job(number, JobEvent::Given(volume, Some(to), Box::new(given)))))
+            drop(sender.send(Event::Job(number, JobEvent::Given(volume, Some(to), Box::new(given)))));
         };
         let give_up = move || engine.hand_over(id, Box::new(given));
         match self.exports.route(&name) {

@@ -183,7 +183,7 @@ impl Supervisor {
     pub fn tell_to_stop(&self, index: usize, engine: &Engine) {
         let sender = self.sender.clone();
         engine.stop(Box::new(move |stopped| {
-            drop(sender.send(Event::Cache(index, CacheEvent::Stopped(stopped))))
+            drop(sender.send(Event::Cache(index, CacheEvent::Stopped(stopped))));
         }));
     }
 

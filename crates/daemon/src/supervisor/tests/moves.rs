@@ -50,7 +50,7 @@ pub fn go_on(supervisor: &mut Supervisor, is_so: impl Fn(&Supervisor) -> bool) {
         let left = deadline.saturating_duration_since(Instant::now());
         match supervisor.events.recv_timeout(left).expect("it comes in time") {
             Event::Cache(index, CacheEvent::News(News::Opened(result))) => {
-                supervisor.cache_opened(index, result)
+                supervisor.cache_opened(index, result);
             }
             Event::Volume(volume, VolumeEvent::Added(result)) => supervisor.volume_added(volume, *result),
             Event::Job(number, event @ (JobEvent::Given(..) | JobEvent::Moved(..))) => {
