@@ -21,7 +21,7 @@ use bcached_tests::guest::{self, Job, Machine as _};
 use bcached_tests::offline::examine_structure;
 use bcached_tests::scope;
 use bcached_tests::set::{CacheMode, CacheSet, Geometry};
-use bcached_tests::side::{Daemon, Ours};
+use bcached_tests::side::{Daemon, KEEP_DIRTY, Ours};
 use bcached_tests::uml::Uml;
 
 /// Default number of dirty extents, of one block each.
@@ -101,7 +101,7 @@ fn start(uml: &Uml, ours: &Ours, set: &CacheSet, extents: u64) -> Outcome<Took> 
     examine_structure(&set.cache, &set.backings).context("what the kernel left")?;
 
     let begun = Instant::now();
-    let daemon = Daemon::start(ours.program(), set)?;
+    let daemon = Daemon::configured(ours.program(), set, KEEP_DIRTY)?;
     let (ours_took, processor) = (begun.elapsed(), processor_time(&daemon)?);
     let status = daemon.status(ours.program())?;
     assert_eq!(status["volumes"][0]["dirty_bytes"].as_u64(), Some(dirty), "{status}");
