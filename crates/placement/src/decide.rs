@@ -36,9 +36,8 @@ impl<'a> Caches<'a> {
         };
         match self.before(volume) {
             Before::Look => {}
-            Before::Wait => return decision(Verdict::Wait(Why::Opens)),
+            Before::Wait | Before::Nothing => return decision(Verdict::Wait(Why::Opens)),
             Before::Refuse(cache) => return decision(Verdict::Refuse(Why::Failed(cache))),
-            Before::Nothing => return decision(Verdict::Wait(Why::Opens)),
         }
         let on_former = said.and_then(|said| self.on_former(said, superblock));
         if on_former.is_none()
@@ -54,9 +53,8 @@ impl<'a> Caches<'a> {
             }
             return self.lacks(volume, superblock, (trouble, Why::Its(cache)), now);
         }
-        let holds_nothing = matches!(superblock.state, BackingState::None | BackingState::Stale);
         let is_alone = self.real().next().is_none();
-        if holds_nothing && (volume.wanted == Wanted::NoCache || is_alone) {
+        if !superblock.is_held() && (volume.wanted == Wanted::NoCache || is_alone) {
             return decision(Verdict::Without(None));
         }
         match on_former.unwrap_or_else(|| self.cache_for(said, superblock)) {
@@ -108,6 +106,16 @@ impl<'a> Caches<'a> {
         }
     }
 
+    /// Whether the configuration names `cache`, or names none and there is no other.
+    #[must_use]
+    pub fn is_meant(&self, wanted: Wanted<'a>, cache: usize) -> bool {
+        match wanted {
+            Wanted::Named(wanted) => self.all[cache].name == Some(wanted),
+            Wanted::Any => self.lasting().map(|(index, _)| index).eq([cache]),
+            Wanted::NoCache => false,
+        }
+    }
+
     /// The former device of a cache, while volumes are to leave it.
     #[must_use]
     pub fn former_of(&self, cache: usize) -> Option<usize> {
@@ -119,11 +127,10 @@ impl<'a> Caches<'a> {
     /// device, the volume has left it, and the new device is open. Then nothing goes back to the
     /// former one.
     fn successor(&self, superblock: &Superblock) -> Option<usize> {
-        if matches!(superblock.state, BackingState::Clean | BackingState::Dirty) {
+        if superblock.is_held() {
             return None;
         }
-        let (_, left) = self.real().find(|(_, cache)| cache.state == State::Open(superblock.set))?;
-        let Role::FormerOf(name) = left.role else { return None };
+        let Role::FormerOf(name) = self.all[self.open_with(superblock.set)?].role else { return None };
         let successor = self.said(Wanted::Named(name))?;
         matches!(self.all[successor].state, State::Open(_)).then_some(successor)
     }
@@ -132,10 +139,14 @@ impl<'a> Caches<'a> {
     /// third set: to one that is open, or at least not to the one that the new device was seen
     /// with.
     fn is_of_a_third_set(&self, said: usize, superblock: &Superblock) -> bool {
-        let is_held = matches!(superblock.state, BackingState::Clean | BackingState::Dirty);
         let is_seen_with_another = self.all[said].last_set.is_some_and(|set| set != superblock.set);
-        let is_open = self.real().any(|(_, cache)| cache.state == State::Open(superblock.set));
-        self.former_of(said).is_some() && is_held && (is_seen_with_another || is_open)
+        let is_elsewhere = is_seen_with_another || self.open_with(superblock.set).is_some();
+        self.former_of(said).is_some() && superblock.is_held() && is_elsewhere
+    }
+
+    /// The cache that serves this set.
+    fn open_with(&self, set: Uuid) -> Option<usize> {
+        self.real().find(|(_, cache)| cache.state == State::Open(set)).map(|(index, _)| index)
     }
 
     /// Caches, those that are about to go included, without what was released.
@@ -157,12 +168,7 @@ impl<'a> Caches<'a> {
 
     /// Whether a volume is configured for `cache`, or comes to it from its former device.
     fn is_to_be_on(&self, wanted: Wanted<'a>, cache: usize) -> bool {
-        let is_meant = match wanted {
-            Wanted::Named(wanted) => self.all[cache].name == Some(wanted),
-            Wanted::Any => self.lasting().map(|(index, _)| index).eq([cache]),
-            Wanted::NoCache => false,
-        };
-        is_meant || self.former_of(cache).is_some()
+        self.is_meant(wanted, cache) || self.former_of(cache).is_some()
     }
 
     /// Its cache is missing: the volume waits for it, or is served without it once it has waited
@@ -199,7 +205,7 @@ impl<'a> Caches<'a> {
                 _ => Found::Waits(Why::Opens),
             };
         }
-        if let Some((index, _)) = self.real().find(|(_, cache)| cache.state == State::Open(superblock.set)) {
+        if let Some(index) = self.open_with(superblock.set) {
             return Found::Cache(index);
         }
         let mut its = self.real().filter(|(_, cache)| cache.last_set == Some(superblock.set));
@@ -238,8 +244,7 @@ impl<'a> Caches<'a> {
     /// or there is none.
     fn on_former(&self, said: usize, superblock: &Superblock) -> Option<Found> {
         let former = self.former_of(said)?;
-        let has_left = !matches!(superblock.state, BackingState::Clean | BackingState::Dirty);
-        if has_left || self.all[said].set() == Some(superblock.set) {
+        if !superblock.is_held() || self.all[said].set() == Some(superblock.set) {
             return None;
         }
         match self.all[former].state {

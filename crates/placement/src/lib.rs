@@ -126,6 +126,13 @@ pub struct Superblock {
     pub set: Uuid,
 }
 
+impl Superblock {
+    /// Whether the set holds valid data of the volume.
+    const fn is_held(&self) -> bool {
+        matches!(self.state, BackingState::Clean | BackingState::Dirty)
+    }
+}
+
 /// What is known without reading the volume's backing device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Before {

@@ -12,16 +12,12 @@ impl Table {
 
     /// The former device of the cache, if it is still in the table.
     pub fn former_of(&self, cache: usize) -> Option<usize> {
-        let name = self.caches.get(cache)?.name.as_ref()?;
-        self.real_caches().find(|(_, former)| former.former_of.as_ref() == Some(name)).map(|(index, _)| index)
+        self.with_caches(|caches| caches.former_of(cache))
     }
 
     /// Returns true if the volume's section names that cache, or names none and there is no other.
     pub fn is_meant(&self, entry: &VolumeEntry, cache: usize) -> bool {
-        match &entry.wanted_cache {
-            Some(wanted) => Some(wanted) == self.caches[cache].name.as_ref(),
-            None => self.lasting_caches().map(|(index, _)| index).eq([cache]),
-        }
+        self.with_caches(|caches| caches.is_meant(entry.wanted(), cache))
     }
 
     /// Returns true if the cache is still open, or, if it was judged to be dead, still not

@@ -67,7 +67,8 @@ impl CacheEntry {
 }
 
 impl Table {
-    fn with_caches<T>(&self, ask: impl FnOnce(&Caches<'_>) -> T) -> T {
+    /// Asks the rules of placement about the caches as they are.
+    pub fn with_caches<T>(&self, ask: impl FnOnce(&Caches<'_>) -> T) -> T {
         let all: Vec<_> = self.caches.iter().map(CacheEntry::view).collect();
         ask(&Caches { all: &all, is_strict: self.strict })
     }
@@ -108,7 +109,7 @@ impl Table {
     pub fn cache_is_back(&self, entry: &VolumeEntry) -> Option<usize> {
         let set = entry.lacked_set()?;
         let is_without = matches!(&entry.state, VolumeState::Served(info) if !info.attached);
-        let volume = Bypassed { wanted: wanted_of(entry.wanted_cache.as_deref()), set };
+        let volume = Bypassed { wanted: entry.wanted(), set };
         is_without.then(|| self.with_caches(|caches| caches.is_back(&volume)))?
     }
 
@@ -189,11 +190,16 @@ impl Table {
 }
 
 impl VolumeEntry {
+    /// The cache that its section names.
+    pub fn wanted(&self) -> Wanted<'_> {
+        wanted_of(self.wanted_cache.as_deref())
+    }
+
     /// The volume as placement sees it. `since` is since when its cache counts as missing if it has
     /// not been found missing yet.
     fn view(&self, since: Option<Duration>) -> Volume<'_> {
         let lacks_since = self.lacks_since().or(since);
-        Volume { wanted: wanted_of(self.wanted_cache.as_deref()), wait: self.wait, lacks_since }
+        Volume { wanted: self.wanted(), wait: self.wait, lacks_since }
     }
 }
 
