@@ -7,8 +7,7 @@ use crate::set::CacheSet;
 impl CacheSet {
     /// Switches the note to the new file, if its file is gone and another one has been made.
     /// Returns whether the contents of the note outlive the process. Works on a failed set too.
-    #[must_use]
-    pub fn renew_note(&self) -> bool {
+    fn renew_note(&self) -> bool {
         self.with(|s| {
             s.note.keep();
             s.note.is_kept()

@@ -64,4 +64,8 @@ pub trait Note {
     /// Forgets everything, including records given up. Records appended from now on belong to
     /// `session`, the checksum of the superblock as written.
     fn begin(&mut self, session: u64);
+
+    /// Makes it as if another process had opened it: its records are those that a former process
+    /// left. Called before another set of this process gets it.
+    fn reopen(&mut self) {}
 }

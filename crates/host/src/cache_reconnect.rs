@@ -66,10 +66,8 @@ pub(crate) fn exchange(host: &Host) {
     let may_have_lost = is_unflushed || inner.env.disk(disk).info().volatile_cache;
     if may_have_lost {
         // The next opening must not restore the note's content, in whichever process it happens.
-        match inner.machine.open_note() {
-            Ok(mut note) => drop(note.give_up()),
-            Err(error) => return answer(Err(error)),
-        }
+        let given_up = inner.opening.note.with(|note| note.give_up());
+        drop(given_up.expect("a closed set has returned its note"));
     }
     inner.machine.remove(inner.opening.cache.replace(disk));
     let owing: Vec<_> = host.change(|state| {

@@ -14,7 +14,7 @@
 use crate::absence::Absences;
 use crate::cache_reconnect::Returned;
 use crate::dispatch::Caller;
-use crate::{Limits, Machine};
+use crate::{Limits, Machine, NoteSlot};
 use bcached_engine::{CacheSet, Error, Latencies, Options, Status, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_env::sync::Notify;
 use bcached_env::{DiskId, Env, Time};
@@ -29,6 +29,8 @@ pub struct Opening {
     pub cache: Cell<DiskId>,
     /// UUID of the set.
     pub set_uuid: Uuid,
+    /// The note that was lent to the open set, to which it returns.
+    pub note: NoteSlot,
     /// The engine's options.
     pub options: RefCell<Options>,
     /// Time and size limits of the host.
@@ -476,6 +478,7 @@ impl Host {
     pub fn abandon(&self) {
         let sets = self.with(|state| (state.main.take(), state.bypass.take()));
         drop(sets);
+        self.0.opening.note.clear();
     }
 
     /// Records that acknowledged writes to these volumes may have been lost: their next flush must

@@ -21,6 +21,7 @@
 //! | [`backing_reconnect`] | another device takes the place of one that is gone |
 //! | [`cache_reconnect`] | likewise for the cache device |
 //! | [`Limits`] | time and size limits |
+//! | `note` | the set's note, which outlives the set |
 //! | `remove` | removes a volume from the set, or hands it over to another |
 //! | [`watch`] | reports when a set fails and when it works again |
 
@@ -44,11 +45,11 @@ pub mod watch;
 pub mod workers;
 
 use bcached_engine::Error;
-use bcached_env::{DiskId, Note};
+use bcached_env::DiskId;
 use bcached_format::CacheSuperblock;
 pub use host::{Away, Host, Opening, State};
 pub use limits::Limits;
-pub use note::NoNote;
+pub use note::{NoNote, NoteSlot};
 
 /// The reason in an [`Error::Inconsistent`] of a set that could not be opened because the machine
 /// lacks something other than a device: memory, a file, a descriptor. The log has the details.
@@ -65,10 +66,4 @@ pub trait Machine {
 
     /// Removes a device that is no longer used. Operations in flight still complete.
     fn remove(&self, disk: DiskId);
-
-    /// Opens the set's note as a new process would find it.
-    ///
-    /// # Errors
-    /// It cannot be opened: [`NOT_GIVEN`].
-    fn open_note(&self) -> Result<Box<dyn Note>, Error>;
 }

@@ -53,9 +53,6 @@ pub async fn quiesce(host: &Host) -> bool {
     }
     // This fails, because the set has failed.
     let _failed = set.stop().await;
-    // Since `main` was taken, this set has not been told if its note's file was removed, and the
-    // next set opens the note by its path.
-    let _or_it_is_lost = set.renew_note();
     part(host, &set);
     host.put_written(written.map(|written| written + set.written().total()));
     while !set.is_last_handle() {

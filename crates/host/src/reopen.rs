@@ -135,14 +135,14 @@ async fn answers(host: &Host) -> bool {
 /// Opens the set as after a crash.
 pub(crate) async fn reopen(host: &Host) -> Result<(), Error> {
     let inner = host.inner();
-    let note = inner.machine.open_note()?;
+    let note = inner.opening.note.lend_again().expect("a closed set has returned its note");
     // Progress counters are for one opening only, so this opening gets new ones.
     let options = Options { opening: Options::default().opening, ..inner.opening.options.borrow().clone() };
     let written = host.take_written();
     let set = CacheSet::open(inner.env.clone(), inner.opening.cache.get(), note, options).await?;
     host.put_written(written);
     host.reopened(set.clone());
-    // The note's file may have been removed while there was no set to be told.
+    // The note's file may have been removed while the set was closed.
     let _until_the_next_file = set.keep_note().await;
     Ok(())
 }

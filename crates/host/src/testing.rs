@@ -1,8 +1,8 @@
 //! Shared code of the host's tests: a set in memory, on the real driver.
 
-use crate::{Host, Limits, Machine, NoNote, Opening, bypass};
+use crate::{Host, Limits, Machine, NoNote, NoteSlot, Opening, bypass};
 use bcached_engine::{CacheSet, Error, Options, VolumeId};
-use bcached_env::{DiskId, Driver, Executor, Note, Order};
+use bcached_env::{DiskId, Driver, Executor, Order};
 use bcached_format::{
     BackingFormat, BackingSuperblock, CacheMode, CacheSuperblock, DeviceFacts, RawSuperblock,
     SUPERBLOCK_SECTOR, Superblock, Uuid,
@@ -43,10 +43,6 @@ impl Machine for InMemory {
 
     fn remove(&self, disk: DiskId) {
         drop(self.0.remove(disk));
-    }
-
-    fn open_note(&self) -> Result<Box<dyn Note>, Error> {
-        Ok(Box::new(NoNote))
     }
 }
 
@@ -102,11 +98,12 @@ pub fn served_through(file: &File, wrap: impl FnOnce(Box<dyn Driver>) -> Box<dyn
     let options = Options { node_budget_bytes: nodes, ..Options::default() };
     let disk = disks.add(device(&memory(bypass::SECTORS, &superblock.seal()[..])));
     let mut executor = Executor::new(wrap(driver.driver), Order::Fifo, 1);
-    let opening = CacheSet::open(executor.env(), disk, Box::new(NoNote), options.clone());
+    let note = NoteSlot::default();
+    let opening = CacheSet::open(executor.env(), disk, note.lend(Box::new(NoNote)), options.clone());
     let set = executor.block_on(opening).expect("a driver").expect("it is whole");
     let set_uuid = superblock.set_uuid();
     let opening =
-        Opening { cache: disk.into(), set_uuid, options: options.into(), limits: Limits::default() };
+        Opening { cache: disk.into(), set_uuid, note, options: options.into(), limits: Limits::default() };
     let host = Host::new(executor.env(), Box::new(InMemory(disks.clone())), opening, set);
     let mut rig = Rig { executor, host, disks };
     let id = rig.add(file);

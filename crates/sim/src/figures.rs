@@ -2,6 +2,7 @@
 
 use crate::reached::Reached;
 use bcached_engine::{Phase, Phases};
+use bcached_host::watch::Change;
 
 const PHASES: usize = Phase::ALL.len();
 
@@ -38,10 +39,17 @@ pub struct Figures {
 /// What hosts have done after a set had failed.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Hosting {
-    /// How often a failed set was about to be opened again.
+    /// How often a failed set was open again.
     pub reopenings: u64,
     /// How often volumes were about to bypass their cache meanwhile.
     pub bypasses: u64,
+}
+
+impl Hosting {
+    /// Counts a change of a set's health.
+    pub fn count(&mut self, change: Change) {
+        self.reopenings += u64::from(change == Change::Works);
+    }
 }
 
 impl Figures {

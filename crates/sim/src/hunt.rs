@@ -107,7 +107,7 @@ const fn crashing_grown(steps: usize) -> Kind {
 /// All kinds; rounds cycle through them.
 const KINDS: [Kind; 56] = [
     plain("restarts"),
-    plain("reopens"),
+    repeated("reopens", 3),
     crashing("points", 60),
     plain("trouble"),
     plain("coincidences-trouble"),
@@ -119,7 +119,7 @@ const KINDS: [Kind; 56] = [
     repeated("moves-trouble", 4),
     plain("lodgers-trouble"),
     plain("hot"),
-    plain("reopens"),
+    repeated("reopens", 3),
     repeated("promised", 1),
     plain("sizes"),
     Kind { times: 4, ..crashing("sizes", 80) },
@@ -136,7 +136,7 @@ const KINDS: [Kind; 56] = [
     plain("coincidences-trouble"),
     Kind { times: 2, ..crashing("coincidences", 80) },
     plain("lodgers"),
-    plain("reopens"),
+    repeated("reopens", 3),
     plain("trouble"),
     repeated("early", 12),
     Kind { times: 4, depth: Some(UNWALKED), ..crashing("early", 80) },

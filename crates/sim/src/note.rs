@@ -49,8 +49,7 @@ impl NoteState {
     }
 }
 
-/// The engine's handle on a shared [`NoteState`]. A clone is a handle for the next opening of the
-/// set.
+/// The engine's handle on a shared [`NoteState`].
 #[derive(Clone)]
 pub struct MemoryNote(Rc<RefCell<NoteState>>);
 
@@ -59,12 +58,6 @@ impl MemoryNote {
     #[must_use]
     pub const fn new(state: Rc<RefCell<NoteState>>) -> Self {
         Self(state)
-    }
-
-    /// Opens the file of this name again, from another or the same process: a removed file is not
-    /// found.
-    pub fn opened_again(&self) {
-        self.0.borrow_mut().process_dies();
     }
 
     /// See [`NoteState::set_there`].
@@ -117,6 +110,9 @@ impl Note for MemoryNote {
         state.given_up.clear();
         state.session = session;
     }
+
+    /// Its records are the same for any process.
+    fn reopen(&mut self) {}
 }
 
 #[cfg(test)]

@@ -388,6 +388,33 @@ fn a_note_that_goes_is_known_to_be_gone_without_anybody_looking() {
     wait_until(|| !note.is_kept());
 }
 
+/// Proves invariant D51: the next set of this process finds what another process would have found,
+/// although the note's file has been removed.
+#[test]
+fn the_next_set_of_the_process_finds_the_records_of_a_note_whose_file_was_removed() {
+    let _alone = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let (_directory, folder, mut note) = noted();
+    let path = folder.join("note");
+    assert!(note.recovered(7).is_empty(), "they are those of the first set");
+    note.forget_through(0);
+    std::fs::remove_file(&path).unwrap();
+    wait_until(|| !note.is_kept());
+    note.reopen();
+    assert_eq!(note.fate().are_taken(), None);
+    assert_eq!(note.recovered(7), (16..20).map(record).collect::<Vec<_>>());
+    assert_eq!(note.fate().are_taken(), Some(true));
+    // The second set adds a record and gives all of them up, as its device has lost their data.
+    note.append(record(20));
+    assert_eq!(note.give_up(), (16..21).map(record).collect::<Vec<_>>());
+    assert!(note.given_up().is_empty(), "the second set knows that already");
+    note.reopen();
+    assert!(note.recovered(7).is_empty());
+    assert_eq!(note.given_up(), (16..21).map(record).collect::<Vec<_>>());
+    note.begin(8);
+    note.reopen();
+    assert!(note.given_up().is_empty() && note.recovered(7).is_empty() && note.recovered(8).is_empty());
+}
+
 /// The file may have been removed before the callback was set.
 #[test]
 fn who_asks_late_is_told_that_the_note_is_gone() {

@@ -81,12 +81,6 @@ impl Machine for ThisMachine {
     fn remove(&self, disk: DiskId) {
         drop(self.disks.remove(disk));
     }
-
-    fn open_note(&self) -> Result<Box<dyn Note>, Error> {
-        let Some(place) = &self.note else { return Ok(Box::new(NoNote)) };
-        let opened = place.open().map_err(|error| not_given(&engine_error::of_note(None, &error)));
-        opened.map(|(note, _)| note)
-    }
 }
 
 /// Logs the reason, and returns the error for the engine.

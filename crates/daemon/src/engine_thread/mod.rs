@@ -32,7 +32,7 @@ use bcached_engine::{
 use bcached_env::{Executor, Order};
 use bcached_format::{CacheMode, Label, Uuid};
 pub use bcached_host::backing_reconnect::NotTaken;
-use bcached_host::{Host, Limits, Opening, watch};
+use bcached_host::{Host, Limits, NoteSlot, Opening, watch};
 use bcached_offline::devices::CacheDevice;
 use bcached_port::{Connector, Server};
 use bcached_uring::{Backend, Bell, Device, DriverOptions, Guests, NoteFate, NoteFound, open_driver};
@@ -190,6 +190,8 @@ enum Command {
     ChangeCache(Box<dyn Fn(&mut Options) + Send>),
     Status(Answer<Status>),
     Ages(Answer<Ages>),
+    /// The note's file is gone, or another one has been made.
+    KeepNote,
     Stop(Answer<Stopped>),
 }
 
@@ -295,7 +297,8 @@ impl EngineThread {
         let (opened_note, found) = open_note(note.as_ref(), &device)?;
         let tells = !opened_note.given_up().is_empty();
         let mut executor = Executor::new(driver.driver, Order::Fifo, seed()?);
-        let opening = CacheSet::open(executor.env(), cache, opened_note, start.options.clone());
+        let slot = NoteSlot::default();
+        let opening = CacheSet::open(executor.env(), cache, slot.lend(opened_note), start.options.clone());
         let opened = executor
             .block_on(opening)
             .ok_or_else(|| engine_error::of_machine("the driver halted".to_owned()))
@@ -308,7 +311,7 @@ impl EngineThread {
         let (connector, server) = bcached_port::open(QUEUE_MAX, Arc::new(move || ring.ring()));
         let engine = Engine { connector, guests: driver.guests, commands, bell: driver.bell };
         let (options, limits) = (start.options.into(), Limits::default());
-        let opening = Opening { cache: cache.into(), set_uuid: start.set_uuid, options, limits };
+        let opening = Opening { cache: cache.into(), set_uuid: start.set_uuid, note: slot, options, limits };
         let machine = ThisMachine { disks: driver.disks, note };
         let host = Host::new(executor.env(), Box::new(machine.clone()), opening, set);
         let (server, commands) = (Some(server), Some(receiver));
@@ -340,15 +343,9 @@ impl Drop for EngineThread {
     }
 }
 
-/// Has the set make sure that nothing depends on the note's file, which is gone.
+/// Has the host make sure that nothing depends on the note's file, which is gone.
 fn keep_note(commands: &mpsc::Sender<Command>, bell: &Bell) {
-    let keep = |set: CacheSet, env: &bcached_env::Env| {
-        env.spawn(async move {
-            // A set that cannot write its journal has failed, which is reported separately.
-            let _until_the_next_file = set.keep_note().await;
-        });
-    };
-    if commands.send(Command::Do(Box::new(keep))).is_ok() {
+    if commands.send(Command::KeepNote).is_ok() {
         bell.ring();
     }
 }

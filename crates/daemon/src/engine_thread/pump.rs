@@ -123,6 +123,10 @@ impl Pump {
                 }
             }
             Command::Attempt(work) => work(host.main(), &env),
+            Command::KeepNote => env.spawn(async move {
+                // A set that cannot write its journal has failed, which is reported separately.
+                let _until_the_next_file = host.keep_note().await;
+            }),
             Command::ChangeCache(change) => host.change_cache(&change),
             Command::SetOptions(volume, new, answer) => {
                 answer(host.change_options(volume, new));
@@ -295,7 +299,7 @@ mod tests {
     use super::*;
     use bcached_engine::Options;
     use bcached_env::{Buffer, Executor, Order, Outcome};
-    use bcached_host::{Limits, NoNote, Opening};
+    use bcached_host::{Limits, NoNote, NoteSlot, Opening};
     use bcached_offline::devices::memory;
     use bcached_port::Operation;
     use bcached_uring::{DriverOptions, open_driver};
@@ -310,11 +314,12 @@ mod tests {
         let options = Options { node_budget_bytes: nodes, ..Options::default() };
         let disk = driver.disks.add(cache.device);
         let mut executor = Executor::new(driver.driver, Order::Fifo, 1);
-        let opening = CacheSet::open(executor.env(), disk, Box::new(NoNote), options.clone());
+        let note = NoteSlot::default();
+        let opening = CacheSet::open(executor.env(), disk, note.lend(Box::new(NoNote)), options.clone());
         let set = executor.block_on(opening).expect("a driver").expect("it is whole");
         let set_uuid = cache.superblock.set_uuid();
         let (options, limits) = (options.into(), Limits::default());
-        let opening = Opening { cache: disk.into(), set_uuid, options, limits };
+        let opening = Opening { cache: disk.into(), set_uuid, note, options, limits };
         let machine = ThisMachine { disks: driver.disks, note: None };
         let host = Host::new(executor.env(), Box::new(machine.clone()), opening, set);
         (executor, Pump::new(host, machine))

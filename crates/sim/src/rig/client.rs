@@ -185,10 +185,6 @@ impl Client {
             Step::Restart(_) | Step::Table(_) | Step::Older(_) => {
                 unreachable!("the rig restarts, and works on devices in between")
             }
-            // A set that is opened again finds its note by name. If the note's file is gone by
-            // then, its records are lost too.
-            Step::Note { is_there: false } if self.shared.world.borrow().may_fail(0) => {}
-            Step::Trouble { device: 0, .. } if self.shared.oracle.borrow().is_note_gone() => {}
             Step::Note { is_there } => {
                 self.shared.note.set_there(is_there);
                 let gone = self.shared.oracle.borrow_mut().note_is(is_there);

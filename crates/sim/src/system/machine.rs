@@ -1,12 +1,10 @@
-//! Provides what the host of a set needs besides its devices: memory that acts as a device, and the
-//! note.
+//! Provides what the host of a set needs besides its devices: memory that acts as a device.
 
 use super::Process;
 use crate::disk::{Background, Device, Model};
 use crate::driver::World;
-use crate::note::MemoryNote;
 use bcached_engine::Error;
-use bcached_env::{DiskId, Note};
+use bcached_env::DiskId;
 use bcached_format::{CacheSuperblock, SUPERBLOCK_SECTOR};
 use bcached_host::{Machine, bypass};
 use std::cell::RefCell;
@@ -15,12 +13,11 @@ use std::rc::Rc;
 /// The machine of one process.
 pub struct SimMachine {
     world: Rc<RefCell<World>>,
-    note: MemoryNote,
 }
 
 impl SimMachine {
     pub fn of(process: &Process) -> Self {
-        Self { world: Rc::clone(&process.world), note: process.note.clone() }
+        Self { world: Rc::clone(&process.world) }
     }
 }
 
@@ -40,12 +37,5 @@ impl Machine for SimMachine {
 
     fn remove(&self, disk: DiskId) {
         self.world.borrow_mut().remove_memory(disk);
-    }
-
-    /// Opens the note by its path: a removed file is not found.
-    fn open_note(&self) -> Result<Box<dyn Note>, Error> {
-        self.world.borrow_mut().hosting.reopenings += 1;
-        self.note.opened_again();
-        Ok(Box::new(self.note.clone()))
     }
 }

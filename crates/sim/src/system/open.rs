@@ -15,7 +15,7 @@ use bcached_env::sync::Semaphore;
 use bcached_format::{CacheMode, Replacement, Superblock};
 use bcached_host::dispatch::Dispatcher;
 use bcached_host::workers::Workers;
-use bcached_host::{Host, Opening, reopen, watch};
+use bcached_host::{Host, NoteSlot, Opening, reopen, watch};
 use bcached_port::{Operation, Reply};
 use std::rc::Rc;
 
@@ -33,13 +33,15 @@ impl Open {
     /// # Errors
     /// The engine's error.
     pub async fn open(process: &Process, geometry: &Geometry, options: Options) -> Result<Self, Error> {
-        let (env, note) = (process.env.clone(), Box::new(process.note.clone()));
-        let set = CacheSet::open(env.clone(), DiskId(0), note, options.clone()).await?;
+        let (env, note) = (process.env.clone(), NoteSlot::default());
+        let lent = note.lend(Box::new(process.note.clone()));
+        let set = CacheSet::open(env.clone(), DiskId(0), lent, options.clone()).await?;
         let superblock = tables::superblock(&process.world.borrow().devices[0]);
         let Some(Superblock::Cache(superblock)) = superblock else { unreachable!("it has been opened") };
         let opening = Opening {
             cache: DiskId(0).into(),
             set_uuid: superblock.set_uuid(),
+            note,
             options: options.into(),
             limits: hosting::limits(geometry),
         };
@@ -48,7 +50,9 @@ impl Open {
         let workers = Workers::new(env.clone(), Dispatcher::new(host.clone(), room));
         let open = Self { host, workers, seats: Vec::new(), shapes: Vec::new() };
         open.with_volumes(&set, geometry).await.inspect(|open| {
-            env.spawn(watch::run(open.host.clone(), |_| ()));
+            let world = Rc::clone(&process.world);
+            let count = move |change| world.borrow_mut().hosting.count(change);
+            env.spawn(watch::run(open.host.clone(), count));
             env.spawn(reopen::run(open.host.clone()));
         })
     }
@@ -194,12 +198,7 @@ impl Running for Open {
 
     fn keep_note(&self) -> Soon<bool> {
         let host = self.host.clone();
-        Box::pin(async move {
-            match host.main() {
-                Ok(set) => set.keep_note().await.is_ok(),
-                Err(_) => false,
-            }
-        })
+        Box::pin(async move { host.keep_note().await.is_ok() })
     }
 
     fn set_mode(&self, volume: u32, wanted: Mode) -> Soon<Result<(), Refusal>> {

@@ -42,6 +42,7 @@ const DRAWINGS: &[u64] = &[
     0xff3b_ba8e_12b7_9d14,
     0x133e_8305_0225_e22b,
     0x80ab_49d0_a2db_8ac7,
+    0xba53_4289_8b72_a1f0,
 ];
 
 /// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw), the rounds of a

@@ -83,6 +83,7 @@ impl Painter<'_> {
             1 => self.dropping(device),
             2 => self.stalling(device),
             3 | 4 => self.closed_over_a_loss(volume),
+            5 => self.closed_without_a_note(),
             _ => {
                 self.next.push_back(Step::Pause(1 << self.rng.below(12)));
                 self.failing_metadata()
@@ -127,6 +128,28 @@ impl Painter<'_> {
         self.next.extend([Step::Pause(1 << self.rng.below(10)), Step::Flush { volume }, Step::Settle]);
         self.next.push_back(Step::Read { volume, sectors: sectors.clone() });
         Step::Write { volume, sectors, fua: false }
+    }
+
+    /// A set fails, and the file of its note is removed while only the note holds keys of writes
+    /// that were acknowledged. They must be there when the set is open again.
+    fn closed_without_a_note(&mut self) -> Step {
+        let mut written = Vec::new();
+        for _ in 0..1 + self.rng.below(3) {
+            let (volume, sectors) = self.place();
+            self.remember(volume, &sectors);
+            written.push((volume, sectors));
+        }
+        let write = |(volume, sectors)| Step::Write { volume, sectors, fua: false };
+        self.next.extend(written.iter().cloned().map(write));
+        let (volume, sectors) = self.place();
+        self.next.extend([Step::Settle, self.failing_journal(), Step::Write { volume, sectors, fua: true }]);
+        self.next.extend([Step::Pause(1 << self.rng.below(6)), Step::Note { is_there: false }]);
+        if self.rng.one_in(2) {
+            self.next.extend([Step::Pause(1 << self.rng.below(8)), Step::Note { is_there: true }]);
+        }
+        let read = |(volume, sectors)| Step::Read { volume, sectors };
+        self.next.extend(written.into_iter().map(read));
+        Step::Flush { volume }
     }
 
     /// Draws the kind of operation that a rule applies to.

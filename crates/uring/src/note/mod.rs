@@ -514,6 +514,12 @@ impl Note for MappedNote {
         self.mapping.words()[SESSION].store(session, Ordering::Release);
         fence(Ordering::SeqCst);
     }
+
+    fn reopen(&mut self) {
+        self.left_until = self.appended;
+        self.left_given_up = self.stored_given_up();
+        self.fate = NoteFate::default();
+    }
 }
 
 /// Reads `N` words of the file from word `first` on; zeroes where it is shorter.
