@@ -36,7 +36,7 @@ hunt:
 # A hunt, then `coverage`.
 sim: hunt
 	@if [ -e "$$(rustc --print target-libdir)/../bin/llvm-cov" ]; then cargo xtask coverage; \
-	else echo "no share of the engine's lines: rustup component add llvm-tools"; fi
+	else echo "llvm-cov, which reports coverage, is missing: rustup component add llvm-tools"; fi
 
 # Compares this daemon with nbdkit, qemu-nbd and qemu-storage-daemon on the same bytes, as ratios
 # (BENCH_ROUNDS). Takes ten minutes.

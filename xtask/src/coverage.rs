@@ -91,13 +91,14 @@ pub fn run(args: &Args) -> Result<bool> {
     let mut hunt = Command::new(&simulator);
     hunt.args(["hunt", "--from", &args.from.to_string(), "--seconds", &args.seconds.to_string()]);
     hunt.env("LLVM_PROFILE_FILE", &raw).stdout(Stdio::null());
-    let found_nothing = hunt.status().context("the simulator does not start")?.success();
+    let found_nothing = hunt.status().context("cannot start the simulator")?.success();
     let mut merge = Command::new(tools.join("llvm-profdata"));
     merge.arg("merge").arg("--sparse").arg(&raw).arg("--output").arg(&merged);
     output(&mut merge)?;
     let mut export = Command::new(tools.join("llvm-cov"));
     export.arg("export").arg("--instr-profile").arg(&merged).arg(&simulator);
-    let export: Export = serde_json::from_slice(&output(&mut export)?).context("what llvm-cov exports")?;
+    let export: Export =
+        serde_json::from_slice(&output(&mut export)?).context("cannot parse the output of llvm-cov")?;
     print(&export, origin, args.lines);
     Ok(found_nothing)
 }
@@ -108,7 +109,7 @@ fn tools() -> Result<PathBuf> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let libdir = output(Command::new(rustc).args(["--print", "target-libdir"]))?;
     let libdir = PathBuf::from(String::from_utf8_lossy(&libdir).trim());
-    let tools = libdir.parent().context("the libraries lie in a folder")?.join("bin");
+    let tools = libdir.parent().context("the folder of the libraries has no parent")?.join("bin");
     if !tools.join("llvm-cov").exists() {
         bail!("llvm-cov is missing: install it with `rustup component add llvm-tools`");
     }
@@ -117,7 +118,7 @@ fn tools() -> Result<PathBuf> {
 
 fn output(command: &mut Command) -> Result<Vec<u8>> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let done = command.stdin(Stdio::null()).output().with_context(|| format!("{name} does not start"))?;
+    let done = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {name}"))?;
     if !done.status.success() {
         bail!("{name}: {}", String::from_utf8_lossy(&done.stderr).trim());
     }

@@ -44,9 +44,9 @@ const ROWS: [Row; 8] = [
     row("write_hit_dirty", "write over dirty", 2845, 5900),
     row("write_clean_to_dirty", "write over clean", 5900, 5900),
     row("write_insert_free", "write of a new block, space is free", 7455, 5900),
-    row("write_insert_evict", "write of a new block, clean ones give way", 8724, 5900),
+    row("write_insert_evict", "write of a new block, clean blocks are evicted", 8724, 5900),
     row("miss_free", "miss and fill, space is free", 4655, 5800),
-    row("miss_evict", "miss and fill, clean ones give way", 5808, 5800),
+    row("miss_evict", "miss and fill, clean blocks are evicted", 5808, 5800),
 ];
 
 const fn row(phase: &'static str, what: &'static str, open_cas: u64, bound: u64) -> Row {
@@ -67,20 +67,18 @@ struct Counted {
 /// Counts and prints the results. Returns false if a bound is not met.
 pub fn run(args: &Args) -> Result<bool> {
     if args.depths.contains(&0) {
-        bail!("at least one request in flight");
+        bail!("--depths: each depth must be at least 1");
     }
     if !is_there("valgrind") {
-        bail!(
-            "there is no valgrind, which counts instructions; it is in the package of that name: apt-get install valgrind"
-        );
+        bail!("valgrind, which counts the instructions, is missing; install it: apt-get install valgrind");
     }
     if std::env::consts::ARCH != "x86_64" {
-        bail!("the program tells valgrind what to count on x86_64 only");
+        bail!("instructions can be counted on x86_64 only");
     }
     let program = bench("instructions")?;
     let place = tempfile::Builder::new().prefix("bcached-instructions").tempdir()?;
     let place = args.keep.as_deref().unwrap_or_else(|| place.path());
-    fs::create_dir_all(place).with_context(|| format!("{} cannot be made", place.display()))?;
+    fs::create_dir_all(place).with_context(|| format!("cannot create {}", place.display()))?;
     let mut reached = true;
     for depth in &args.depths {
         let phases = count(&program, place, *depth, args.profile)?;
@@ -116,13 +114,16 @@ fn bench(name: &str) -> Result<PathBuf> {
         name,
     ]);
     let output =
-        cargo.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("cargo does not start")?;
+        cargo.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("cannot start cargo")?;
     if !output.status.success() {
-        bail!("the bench {name} does not build");
+        bail!("cannot build the bench {name}");
     }
     let messages = String::from_utf8_lossy(&output.stdout);
     let built = messages.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok());
-    built.filter_map(|message| message.executable).next_back().context("cargo does not say what it has built")
+    built
+        .filter_map(|message| message.executable)
+        .next_back()
+        .context("cargo did not report the program that it built")
 }
 
 /// Counts all phases with `depth` requests in flight.
@@ -136,13 +137,14 @@ fn count(program: &Path, place: &Path, depth: usize, profile: usize) -> Result<B
         valgrind.arg(program).args([run, &depth.to_string()]);
         let output = valgrind.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
         if !output.status.success() {
-            bail!("{run} at depth {depth} has failed");
+            bail!("{run} at depth {depth} failed");
         }
         let told = String::from_utf8_lossy(&output.stdout);
         for (number, line) in told.lines().filter_map(|line| line.strip_prefix("phase ")).enumerate() {
             let dump = PathBuf::from(format!("{}.{}", file.display(), number + 1));
-            let text = fs::read_to_string(&dump).with_context(|| format!("no {}", dump.display()))?;
-            let (name, counted) = phase(line, &text).with_context(|| format!("no sense in {line:?}"))?;
+            let text =
+                fs::read_to_string(&dump).with_context(|| format!("cannot read {}", dump.display()))?;
+            let (name, counted) = phase(line, &text).with_context(|| format!("cannot parse {line:?}"))?;
             if profile > 0 {
                 crate::callgrind::print(&name, &text, depth, requests(line).unwrap_or(1.0), profile);
             }

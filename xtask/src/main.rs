@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
 
 #[derive(Parser)]
-#[command(name = "xtask", about = "Chores of this repository")]
+#[command(name = "xtask", about = "Maintenance tasks of this repository")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -78,7 +78,7 @@ fn main() -> ExitCode {
 fn sentence(report: &str) -> String {
     let first = report.split("\n\n").next().unwrap_or_default();
     let words: Vec<&str> = first.split_whitespace().collect();
-    format!("{}; `cargo xtask --help` names the chores", words.join(" ").trim_start_matches("error: "))
+    format!("{}; `cargo xtask --help` lists the tasks", words.join(" ").trim_start_matches("error: "))
 }
 
 /// Returns the directory in which cargo builds the repository at `origin`.
@@ -119,8 +119,8 @@ fn build(package: &str, program: &str) -> Result<PathBuf> {
         "--bin",
         program,
     ]);
-    if !cargo.stdin(process::Stdio::null()).status().context("cargo does not start")?.success() {
-        bail!("{program} does not build");
+    if !cargo.stdin(process::Stdio::null()).status().context("cannot start cargo")?.success() {
+        bail!("cannot build {program}");
     }
     Ok(target(origin()).join("release").join(program))
 }
@@ -135,9 +135,9 @@ fn build_sim(tree: &Path, target: &Path, variables: &[(&str, impl AsRef<OsStr>)]
         .arg(target);
     cargo.env("CARGO_PROFILE_RELEASE_LTO", "false");
     cargo.envs(variables.iter().map(|(name, value)| (name, value))).stdin(process::Stdio::null());
-    let status = cargo.status().context("cargo does not start")?;
+    let status = cargo.status().context("cannot start cargo")?;
     if !status.success() {
-        bail!("the simulator does not build");
+        bail!("cannot build the simulator");
     }
     Ok(target.join("release/sim"))
 }
@@ -152,7 +152,7 @@ mod tests {
             let error = Cli::try_parse_from([&["xtask"], words].concat()).err().expect("it is refused");
             sentence(&error.to_string())
         };
-        let help = "; `cargo xtask --help` names the chores";
+        let help = "; `cargo xtask --help` lists the tasks";
         let words = "a value is required for '--only <NAME>' but none was supplied";
         assert_eq!(refused(&["mutants", "--only"]), format!("{words}{help}"));
         assert_eq!(refused(&["mutant"]), format!("unrecognized subcommand 'mutant'{help}"));

@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> Result<bool> {
     let mut missed = Vec::new();
     for mutant in &mutants {
         tree.restore()?;
-        tree.apply(&mutant.patch).with_context(|| format!("{} does not apply", mutant.name))?;
+        tree.apply(&mutant.patch).with_context(|| format!("the patch {} does not apply", mutant.name))?;
         if args.apply_only {
             continue;
         }
@@ -156,7 +156,7 @@ fn select(mut mutants: Vec<Mutant>, args: &Args, origin: &Path) -> Result<Vec<Mu
 fn commits(origin: &Path) -> Result<usize> {
     let mut git = Command::new("git");
     git.current_dir(origin).args(["rev-list", "--count", "HEAD"]);
-    let done = git.output().context("git, which counts commits, does not start")?;
+    let done = git.output().context("cannot start git, which counts the commits")?;
     let count = String::from_utf8_lossy(&done.stdout).trim().parse();
     // A tree that is not a repository has no turn.
     Ok(count.unwrap_or(0))
@@ -176,7 +176,7 @@ fn kept_scripts_fail(mutant: &Mutant, simulator: &Path, folder: &Path, limit: u6
         let mut run = Command::new("sh");
         run.args(["-c", "ulimit -t \"$1\" && shift && exec \"$@\"", "sh", &limit.to_string()]);
         run.arg(simulator).args(["run", "--script"]).arg(&script).stdin(Stdio::null());
-        let done = run.output().context("the simulator does not start")?;
+        let done = run.output().context("cannot start the simulator")?;
         let is_noticed = is_failure(&done).with_context(|| script.display().to_string())?;
         let verdict = if is_noticed { "caught" } else { "NOT CAUGHT" };
         let script = script.file_name().unwrap_or_default().display();
@@ -206,7 +206,7 @@ fn is_failure(done: &Output) -> Result<bool> {
 /// Returns the last line of a program's error output.
 fn last_words(done: &Output) -> String {
     let complaint = String::from_utf8_lossy(&done.stderr);
-    complaint.trim().lines().next_back().unwrap_or("without a word").to_owned()
+    complaint.trim().lines().next_back().unwrap_or("no error output").to_owned()
 }
 
 /// Returns the tests that must fail with the patch, as named above its first hunk.
@@ -223,11 +223,11 @@ fn fails(mutant: &Mutant, words: &[String], tree: &Path, target: &Path) -> Resul
         cargo.current_dir(tree).args(["test", "--quiet", "--target-dir"]).arg(target);
         cargo.args(more).args(words).env("RUSTFLAGS", "--allow warnings");
         cargo.env("CARGO_PROFILE_DEV_DEBUG", "0").stdin(Stdio::null());
-        cargo.output().context("cargo does not start")
+        cargo.output().context("cannot start cargo")
     };
     let built = tests(&["--no-run"])?;
     if !built.status.success() {
-        bail!("its tests do not build: {}", last_words(&built));
+        bail!("cannot build its tests: {}", last_words(&built));
     }
     let began = Instant::now();
     let verdict = Verdict::of(&tests(&[])?)?;
@@ -256,9 +256,9 @@ impl Verdict {
         match done.status.code() {
             Some(FAILED) if says("test result: FAILED") => Ok(Self::Failed),
             Some(0) if told.lines().any(ran) => Ok(Self::Passed),
-            Some(0) => bail!("the patch names no test that there is"),
+            Some(0) => bail!("the patch names no existing test"),
             _ => {
-                bail!("the tests ended with {} and told of no failure: {}", done.status, last_words(done))
+                bail!("the tests ended with {} and reported no failure: {}", done.status, last_words(done))
             }
         }
     }
@@ -314,7 +314,7 @@ fn hunt(simulator: &Path, from: u64, limit: u64) -> Result<Option<f64>> {
     hunt.args(["hunt", "--as-found", "--rounds", "--from", &from.to_string()]);
     hunt.args(["--seconds", &limit.to_string()]);
     let began = Instant::now();
-    let done = hunt.stdin(Stdio::null()).output().context("the simulator does not start")?;
+    let done = hunt.stdin(Stdio::null()).output().context("cannot start the simulator")?;
     Ok(match Ending::of(&done)? {
         Ending::Nothing => None,
         Ending::Found { seconds } => Some(seconds),
@@ -352,7 +352,7 @@ impl Ending {
             None | Some(PANIC) if is_inside_a_round(&told) => return Ok(Self::Died),
             _ => {}
         }
-        bail!("the hunt ended with {} and told of no finding: {}", done.status, last_words(done))
+        bail!("the hunt ended with {} and reported no finding: {}", done.status, last_words(done))
     }
 }
 
@@ -421,7 +421,7 @@ mod tests {
             (ABORTED, rounds),
         ] {
             let refused = ending(wait, told).expect_err(told);
-            assert!(refused.to_string().ends_with("told of no finding: sim: no such thing"), "{refused}");
+            assert!(refused.to_string().ends_with("reported no finding: sim: no such thing"), "{refused}");
         }
     }
 

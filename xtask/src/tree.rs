@@ -45,8 +45,8 @@ impl Tree {
         let Some(complaint) = self.git_apply(&[], patch)? else { return Ok(()) };
         if self.git_apply(&["--check", "--reverse"], patch)?.is_none() {
             bail!(
-                "the tree holds this fault already: take it out of the source (`git checkout`), the patch alone \
-                 keeps it"
+                "the source already contains this fault: remove it there (`git checkout`); only the patch may \
+                 contain it"
             );
         }
         bail!("{complaint}")
@@ -56,7 +56,7 @@ impl Tree {
     fn git_apply(&self, options: &[&str], patch: &Path) -> Result<Option<String>> {
         // Without the ceiling git would treat the copy as a folder of the surrounding repository,
         // and skip every file.
-        let above = self.root.parent().context("the copy lies in a folder")?;
+        let above = self.root.parent().context("the copy has no parent folder")?;
         let mut git = Command::new("git");
         // All of the context must match: a single line of it occurs in more than one place.
         git.current_dir(&self.root)
@@ -64,7 +64,7 @@ impl Tree {
             .arg("apply")
             .args(options)
             .arg(patch);
-        let done = git.stdin(Stdio::null()).output().context("git, which applies patches, does not start")?;
+        let done = git.stdin(Stdio::null()).output().context("cannot start git, which applies patches")?;
         let complaint = || String::from_utf8_lossy(&done.stderr).trim().to_owned();
         Ok((!done.status.success()).then(complaint))
     }
@@ -165,8 +165,8 @@ mod tests {
         put(&origin, "file", "one\n{\n    stop();\n}\ntwo\n");
         tree.restore().unwrap();
         let refused = tree.apply(&patch).expect_err("it is there already").to_string();
-        let words = "the tree holds this fault already: take it out of the source (`git checkout`), \
-                     the patch alone keeps it";
+        let words = "the source already contains this fault: remove it there (`git checkout`); only the patch \
+                     may contain it";
         assert_eq!(refused, words);
         fs::remove_dir_all(work).unwrap();
     }

@@ -121,7 +121,7 @@ pub enum DamageKind {
         found: Uuid,
     },
     /// The backing device cannot be attached because its blocks are too small.
-    #[error("the backing device's block of {found} sectors is smaller than the set's of {wanted}")]
+    #[error("the backing device's block of {found} sectors is smaller than the set's of {wanted} sectors")]
     BackingBlockTooSmall {
         /// Block of the set, in sectors.
         wanted: u64,
@@ -141,7 +141,7 @@ pub enum DamageKind {
     #[error("{0}")]
     JournalEntry(JsetError),
     /// An incomplete journal entry is newer than all complete ones.
-    #[error("an entry newer than {newest} is not whole: torn by a crash, or damaged ({error})")]
+    #[error("an entry newer than {newest} is incomplete: torn by a crash, or damaged ({error})")]
     JournalTorn {
         /// Newest complete entry.
         newest: u64,
@@ -150,7 +150,7 @@ pub enum DamageKind {
     },
     /// A newer entry follows a damaged one, where a start does not look for it.
     #[error(
-        "entry {seq} is newer than {newest}, but stands behind a damaged one: a start that did not look would lose it"
+        "entry {seq} is newer than {newest}, but follows a damaged one: a start that does not search there loses it"
     )]
     JournalHidden {
         /// The hidden entry.
@@ -159,7 +159,7 @@ pub enum DamageKind {
         newest: u64,
     },
     /// Entries that are still needed are missing.
-    #[error("entries {first} to {last} are missing, the newest needs {last_seq} to {newest}")]
+    #[error("entries {first} to {last} are missing, but the newest entry needs {last_seq} to {newest}")]
     JournalMissing {
         /// First of a run of missing entries.
         first: u64,
@@ -171,7 +171,7 @@ pub enum DamageKind {
         newest: u64,
     },
     /// Two entries have the same sequence number.
-    #[error("entry {seq} stands at sector {other} too")]
+    #[error("entry {seq} is also at sector {other}")]
     JournalDuplicate {
         /// The sequence number.
         seq: u64,
@@ -180,7 +180,7 @@ pub enum DamageKind {
     },
     /// A newer entry needs older entries than its predecessor did.
     #[error(
-        "entry {seq} needs entries from {last_seq} on, an older one had needed them from {previous} on only"
+        "entry {seq} needs entries from {last_seq} on, but an older one needed them only from {previous} on"
     )]
     JournalLastSeqFalls {
         /// The newer entry.
@@ -192,7 +192,7 @@ pub enum DamageKind {
     },
     /// A kernel's search for entries, which does not read all buckets, gives a different result.
     #[error(
-        "a kernel does not read all buckets: it takes {} for the newest entry, which is {wanted}",
+        "a kernel, which does not read all buckets, finds {} as the newest entry instead of {wanted}",
         found.map_or_else(|| "none".to_owned(), |found| found.to_string())
     )]
     JournalSearch {
@@ -226,7 +226,7 @@ pub enum DamageKind {
         found: Position,
     },
     /// A pointer to metadata is void.
-    #[error("the pointer of {key:?} is stale: its bucket was used again")]
+    #[error("the pointer of {key:?} is stale: its bucket was reused")]
     StaleMetadata {
         /// The key.
         key: Key,
@@ -261,9 +261,7 @@ pub enum DamageKind {
         found: u64,
     },
     /// A slot of the uuid table is not as bcached wrote it.
-    #[error(
-        "slot {number} of the uuid table ({uuid}) is not what was written: nothing is served because of it"
-    )]
+    #[error("slot {number} of the uuid table ({uuid}) is not what was written: no volume is served from it")]
     DoubtedSlot {
         /// Number of the slot.
         number: u32,
@@ -272,7 +270,7 @@ pub enum DamageKind {
     },
     /// The backing device was used with a later state of the cache.
     #[error(
-        "the cache is an older copy of itself: this backing device was used with journal entry {entry}, and the newest is {newest}"
+        "the cache is an older copy of itself: this backing device was used with journal entry {entry}, but the cache's newest is {newest}"
     )]
     OlderCache {
         /// The journal entry recorded on the backing device.
@@ -305,7 +303,7 @@ pub enum DamageKind {
         found: u64,
     },
     /// The chain mixes sets of two writes.
-    #[error("priority set {index} is of write {found}, the chain starts with {wanted}")]
+    #[error("priority set {index} is of write {found}, but the chain starts with write {wanted}")]
     PrioSeq {
         /// Index in the chain.
         index: u64,
@@ -318,7 +316,7 @@ pub enum DamageKind {
     #[error("{0}")]
     Node(NodeError),
     /// The last set of a node is cut off.
-    #[error("the set at block {block} is this node's but for its number: a start would lose it")]
+    #[error("the set at block {block} is this node's except for its number: a start would lose it")]
     NodeSetLost {
         /// Block of the set.
         block: u32,
@@ -358,13 +356,19 @@ pub enum DamageKind {
         key: Key,
     },
     /// Two living children have the same position.
-    #[error("two living children at {position}")]
+    #[error("two live children at {position}")]
     TwoChildren {
         /// Their position.
         position: Position,
     },
     /// The children do not cover the node.
-    #[error("the last living child ends at {found:?}, not where the node does")]
+    #[error(
+        "{}",
+        found.map_or_else(
+            || "the node has no live child".to_owned(),
+            |found| format!("the last live child ends at {found}, not at the end of the node"),
+        )
+    )]
     ChildrenEnd {
         /// Position of the last child; `None` if there is no child.
         found: Option<Position>,
@@ -388,13 +392,13 @@ pub enum DamageKind {
         end: u64,
     },
     /// Dirty data is lost.
-    #[error("dirty extent {key:?} is stale: its bucket was used again, the data is lost")]
+    #[error("dirty extent {key:?} is stale: its bucket was reused, and the data is lost")]
     DirtyStale {
         /// The extent.
         key: Key,
     },
     /// A generation could wrap around.
-    #[error("the key {key:?} is stale by {by}: a kernel refuses such a set")]
+    #[error("the key {key:?} is stale by {by} generations: a kernel refuses such a set")]
     TooStale {
         /// The key of an extent or of a child.
         key: Key,
@@ -416,7 +420,7 @@ pub enum DamageKind {
         inode: Inode,
     },
     /// Dirty data belongs to a volume that was given up.
-    #[error("dirty extent {key:?} belongs to a slot that was given up")]
+    #[error("dirty extent {key:?} belongs to an invalidated slot")]
     DirtyOfGivenUp {
         /// The extent.
         key: Key,
@@ -439,7 +443,7 @@ pub enum DamageKind {
     },
     /// Data of a flash-only volume from a time when the volume was larger.
     #[error(
-        "extent {key:?} reaches behind the end of its flash-only volume, sector {end}: it takes room until that gets another size"
+        "extent {key:?} reaches behind the end of its flash-only volume, sector {end}: it takes space until that is resized"
     )]
     BehindEnd {
         /// The extent.
@@ -461,7 +465,7 @@ pub enum DamageKind {
     },
     /// The cache holds dirty data of a device that was run without it.
     #[error(
-        "{sectors} dirty sectors belong to a backing device that was run without its cache: they are void"
+        "{sectors} dirty sectors belong to a backing device that was run without its cache: they are no longer valid"
     )]
     DirtyButStale {
         /// Number of sectors.

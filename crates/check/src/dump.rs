@@ -393,7 +393,8 @@ impl fmt::Display for Record {
             }
             Self::UuidSlot { inode, uuid, label, flags, sectors, invalidated_time, .. } => write!(
                 f,
-                "uuid slot {inode} {uuid} label \"{label}\" flags {flags:#x} sectors {sectors} given up {}",
+                "uuid slot {inode} {uuid} label \"{label}\" flags {flags:#x} sectors {sectors} \
+                 invalidated {}",
                 invalidated_time.as_deref().unwrap_or("never")
             ),
             Self::Node(node) => write!(f, "{node}"),

@@ -315,7 +315,7 @@ fn read_or_report(
 ) -> Option<Vec<u8>> {
     let end = sector.checked_add((bytes as u64).div_ceil(SECTOR_BYTES));
     let error = if end.is_none_or(|end| end > image.sectors()) {
-        "it lies beyond the end of the device".to_owned()
+        "it is beyond the end of the device".to_owned()
     } else {
         let mut buffer = vec![0; bytes];
         match image.read_at(sector, &mut buffer) {

@@ -48,58 +48,59 @@ pub enum Command {
     Make(Box<Make>),
     /// Serve volumes, in the foreground
     Serve(Serve),
-    /// Say what a running daemon serves
+    /// Show the state of the running daemon, its caches and its volumes
     Status(Status),
-    /// Say what has happened, as the log does
+    /// Show what has happened, in the words of the log
     Events(Events),
-    /// Say where the data of an offset of a volume is; exit status 1 if the cache does not have it
+    /// Show where the data at an offset of a volume is; exit status 1 if the cache does not have it
     Explain(Explain),
-    /// Show the status again and again
+    /// Show the status repeatedly
     Top(Top),
-    /// Print the numbers of a running daemon, as Prometheus reads them
+    /// Print the metrics of a running daemon, in the format of Prometheus
     Metrics(Metrics),
     /// Show the options of a volume, or the value of one
     Get(Get),
-    /// Change options of a volume, at once and for good
+    /// Change options of a volume, at once and permanently
     Set(Set),
-    /// Take back what `set` has said
+    /// Undo `set`: remove the values that it has given to options
     Unset(Unset),
-    /// Write back what is dirty now, of a volume or of all
+    /// Write back the dirty data of a volume, or of all volumes
     Flush(Flush),
-    /// Take a volume from its cache: it is served on without one
+    /// Detach a volume from its cache: it stays served, without a cache
     Detach(Detach),
-    /// Put a volume behind a cache
+    /// Attach a volume to a cache
     Attach(Attach),
-    /// Serve one more volume, from now on and over restarts
+    /// Start to serve one more volume, now and after restarts
     Add(Add),
-    /// Serve a volume no more; its dirty data stays in its cache
+    /// Stop serving a volume permanently; its dirty data stays in its cache
     Remove(Remove),
-    /// Stop the daemon in order, or serve one volume no more until the next start
+    /// Stop the daemon cleanly, or stop serving one volume until the next start
     Stop(Stop),
-    /// Go on in the place of the daemon that runs, with its devices and its clients: for a new
-    /// version
+    /// Replace the running daemon, for example by a new version, and take over its devices and
+    /// clients
     TakeOver(TakeOver),
-    /// Give up what a cache holds of a volume that is gone, or that lives in the cache alone
+    /// Delete all data that a cache holds of a volume that is gone, or of a flash-only volume
     Forget(Forget),
-    /// Make a volume as large as its backing device has become
+    /// Grow a volume to the present size of its backing device
     Grow(Grow),
-    /// Make a volume smaller, so that its backing device can be
+    /// Shrink a volume, so that its backing device can be shrunk
     Shrink(Shrink),
     /// Move all volumes of a cache to another cache device
     Replace(Replace),
-    /// Serve a cache and all of its volumes no more, and hand them to the kernel
+    /// Stop serving a cache and all of its volumes, and release their devices, for example to the
+    /// kernel
     Release(Release),
     /// Take a set from the kernel, with its dirty data, and serve it
     Import(Import),
-    /// Give up long work
+    /// Cancel a running job
     Cancel(Cancel),
     /// Wait until a volume is served, clean or detached
     Wait(Wait),
     /// List caches and volumes
     List(List),
-    /// Find bcache devices, by set
+    /// List bcache devices, grouped by set
     Scan(Scan),
-    /// Check, show and compare the configuration, or make one for what the disks hold
+    /// Check, show or compare the configuration, or propose one for the devices found
     #[command(subcommand)]
     Config(ConfigVerb),
     /// Print a device's superblock, as bcache-super-show does
@@ -108,9 +109,9 @@ pub enum Command {
     Check(Check),
     /// Print a cache set's metadata, record by record
     Dump(Dump),
-    /// Say what this machine offers, and whether devices are fit to serve
+    /// Show what this machine offers, and whether devices are fit to be served
     Doctor(Doctor),
-    /// List what stands in each JSON output, or print the schema of one
+    /// List the JSON outputs, or print the JSON Schema of one
     Schema(Schema),
     /// Print the version
     Version,
@@ -161,14 +162,14 @@ pub struct Make {
     /// Which bucket is reused first: lru, fifo or random [default: lru]
     #[arg(long, alias = "cache_replacement_policy", value_name = "POLICY")]
     pub cache_replacement_policy: Option<String>,
-    /// Fit this device: the backing device that the new cache is to serve (its block size), or the
-    /// cache that a new backing device is to use (its set)
+    /// Match this device: the backing device that the new cache will serve (its block size), or the
+    /// cache that the new backing device will use (its set)
     #[arg(long = "for", value_name = "DEV")]
     pub serves: Option<PathBuf>,
-    /// Overwrite a device that carries this signature (the refusal names it)
+    /// Overwrite a device that carries this signature; the refusal names the type
     #[arg(long, value_name = "TYPE")]
     pub wipe_signature: Vec<String>,
-    /// Overwrite a bcache superblock that has nothing dirty behind it
+    /// Overwrite a bcache superblock that has no dirty data behind it
     #[arg(long)]
     pub wipe_bcache: bool,
     /// Also serve the devices in the running daemon (not in this version)
@@ -192,7 +193,7 @@ pub struct Make {
 pub struct Show {
     /// The device or image file
     pub device: PathBuf,
-    /// Go on if the magic number or the checksum is wrong
+    /// Continue if the magic number or the checksum is wrong
     #[arg(short = 'f')]
     pub ignore_checksum: bool,
 }
@@ -200,14 +201,14 @@ pub struct Show {
 /// `bcached serve`.
 #[derive(clap::Args, Debug)]
 pub struct Serve {
-    /// Configuration [default: /etc/bcached/config.toml, unless devices are named]
+    /// Configuration file [default: /etc/bcached/config.toml, unless devices are named]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// A cache device to serve, without a configuration; can be repeated
+    /// A cache device to serve without a configuration; can be repeated
     #[arg(long, value_name = "DEV")]
     pub cache: Vec<String>,
-    /// A backing device to serve, without a configuration; can be repeated. One that belongs to no
-    /// set is attached
+    /// A backing device to serve without a configuration; can be repeated. A device that belongs to
+    /// no set is attached
     #[arg(long, value_name = "DEV")]
     pub backing: Vec<String>,
     /// How volumes are exported: nbd, nbd:/path/to/socket, nbd:127.0.0.1:10809, dev, ublk,
@@ -224,9 +225,9 @@ pub struct Serve {
 /// `bcached status`.
 #[derive(clap::Args, Debug)]
 pub struct Status {
-    /// Only this volume and its cache, or this cache and its volumes
+    /// Show only this volume and its cache, or this cache and its volumes
     pub name: Option<String>,
-    /// Also what looks at every bucket of a cache: how long ago its data was used
+    /// Also show how long ago the data in each cache was used, which examines every bucket
     #[arg(long)]
     pub full: bool,
     #[command(flatten)]
@@ -236,8 +237,8 @@ pub struct Status {
 /// `bcached metrics`.
 #[derive(clap::Args, Debug)]
 pub struct Metrics {
-    /// Under the names that node_exporter has for the kernel's bcache, for its textfile collector;
-    /// with a FILE, which is replaced in one step, into that
+    /// Use node_exporter's names for the kernel's bcache, for its textfile collector; with FILE,
+    /// write to that file, which is replaced atomically
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     pub textfile: Option<PathBuf>,
     #[command(flatten)]
@@ -249,7 +250,7 @@ pub struct Metrics {
 pub struct Explain {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device
     pub volume: String,
-    /// Where, from the start of the volume; a bare number is bytes
+    /// Offset from the start of the volume; a bare number is bytes
     pub offset: String,
     #[command(flatten)]
     pub control: Control,
@@ -258,10 +259,10 @@ pub struct Explain {
 /// `bcached top`.
 #[derive(clap::Args, Debug)]
 pub struct Top {
-    /// Between two looks [default: 2s]
+    /// Time between two updates [default: 2s]
     #[arg(long, value_name = "TIME")]
     pub interval: Option<String>,
-    /// How often [default: until Ctrl-C on a terminal, else once]
+    /// Number of updates [default: until Ctrl-C on a terminal, else 1]
     #[arg(short = 'n', long, value_name = "COUNT")]
     pub count: Option<u64>,
     #[command(flatten)]
@@ -271,7 +272,7 @@ pub struct Top {
 /// `bcached schema`.
 #[derive(clap::Args, Debug)]
 pub struct Schema {
-    /// Which: the `schema` of an output, with or without `bcached.` [default: list them]
+    /// Name of an output, as in its field `schema`, with or without `bcached.` [default: list all]
     pub name: Option<String>,
 }
 
@@ -286,16 +287,18 @@ pub struct Scan {
 /// `bcached events`.
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "The daemon knows its newest 1024 events; the journal has all of them. With --json a line is an object (NDJSON)."
+    after_help = "The daemon keeps its newest 1024 events; the journal has all of them. With --json, each line is an object \
+                  (NDJSON)."
 )]
 pub struct Events {
-    /// Go on with what happens, until the daemon ends
+    /// Continue with new events, until the daemon ends
     #[arg(short = 'f', long)]
     pub follow: bool,
-    /// Only what has happened since: how long ago (30s, 5m, 2h), or a moment (2026-07-01T12:00:00Z)
+    /// Only events since then: how long ago (30s, 5m, 2h), or a date and time
+    /// (2026-07-01T12:00:00Z)
     #[arg(long, value_name = "TIME")]
     pub since: Option<String>,
-    /// Only the newest so many of what has happened already
+    /// Of the past events, only the newest COUNT
     #[arg(short = 'n', long, value_name = "COUNT")]
     pub lines: Option<usize>,
     #[command(flatten)]
@@ -308,7 +311,7 @@ pub struct Events {
 pub struct Get {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device
     pub volume: String,
-    /// Only this option, and of it only the value
+    /// Print only the value of this option
     pub option: Option<String>,
     #[command(flatten)]
     pub control: Control,
@@ -317,7 +320,7 @@ pub struct Get {
 /// `bcached set`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = format!(
-    "Kept in config.d/99-set.toml beside the configuration, unless --runtime is given. All values are checked before \
+    "Saved in config.d/99-set.toml beside the configuration, unless --runtime is given. All values are checked before \
      the first is changed.\nSizes: 4M or 4MiB. Times: 500ms, 30s, 5m, 2h.\n\n{}", options::help()
 ))]
 pub struct Set {
@@ -326,10 +329,10 @@ pub struct Set {
     /// Options and their new values
     #[arg(value_name = "OPTION=VALUE", required = true)]
     pub settings: Vec<String>,
-    /// Until the daemon stops: nothing is kept
+    /// Only until the daemon stops: nothing is saved
     #[arg(long)]
     pub runtime: bool,
-    /// Check everything and say what would be, but change nothing
+    /// Check everything and print what would be changed, but change nothing
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]
@@ -342,10 +345,10 @@ pub struct Set {
 pub struct Unset {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device
     pub volume: String,
-    /// Options that are to be what the configuration, the superblock or the default says
+    /// Options to reset to the value in the configuration, in the superblock or by default
     #[arg(value_name = "OPTION", required = true)]
     pub options: Vec<String>,
-    /// Check everything and say what would be, but change nothing
+    /// Check everything and print what would be changed, but change nothing
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]
@@ -357,7 +360,7 @@ pub struct Unset {
 pub struct Wait {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device
     pub volume: String,
-    /// What it is to be
+    /// The state to wait for
     #[arg(long = "for", value_name = "STATE")]
     pub wanted: WaitFor,
     /// How long to wait at most: 30s, 5m, 2h; then the exit status is 6
@@ -370,11 +373,11 @@ pub struct Wait {
 /// What can be waited for.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WaitFor {
-    /// It is served
+    /// The volume is served
     Served,
-    /// Nothing of it is dirty, and its backing device says so
+    /// The volume has no dirty data, and its backing device is not marked dirty
     Clean,
-    /// It is served without a cache
+    /// The volume is served without a cache
     Detached,
 }
 
@@ -389,7 +392,7 @@ pub struct List {
 #[derive(clap::Args, Clone, Debug)]
 pub struct Control {
     /// The daemon's control socket [default: $BCACHED_CONTROL, else /run/bcached/control.sock];
-    /// monitor.sock beside it is enough to look
+    /// monitor.sock beside it suffices for commands that only read
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 }
@@ -412,7 +415,7 @@ impl Control {
 /// `bcached check`.
 #[derive(clap::Args, Debug)]
 pub struct Check {
-    /// Cache devices, and backing devices to judge them with
+    /// Cache devices, and backing devices to compare them with
     #[arg(value_name = "DEV", required = true)]
     pub devices: Vec<PathBuf>,
     /// Backing devices of the set
@@ -428,7 +431,7 @@ pub struct Check {
 pub struct Dump {
     /// The cache device
     pub device: PathBuf,
-    /// Only this part
+    /// Print only this part
     pub part: Option<DumpPart>,
 }
 
@@ -439,7 +442,7 @@ pub enum DumpPart {
     Superblock,
     /// Journal entries
     Journal,
-    /// Nodes and their keys
+    /// Nodes of the B-tree, and their keys
     Tree,
     /// Generations and priorities of buckets
     Prios,
@@ -450,7 +453,7 @@ pub enum DumpPart {
 /// `bcached doctor`.
 #[derive(clap::Args, Debug)]
 pub struct Doctor {
-    /// Devices to look at
+    /// Devices to examine
     #[arg(value_name = "DEV")]
     pub devices: Vec<PathBuf>,
     #[command(flatten)]

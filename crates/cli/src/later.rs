@@ -15,10 +15,10 @@ const TABLE: &[Later] = &[
         verb: "salvage",
         by_hand: "serve a copy of the devices with `bcached serve` and copy the volume",
     },
-    Later { verb: "repair", by_hand: "`bcached check` says what is damaged; keep images of both devices" },
+    Later { verb: "repair", by_hand: "`bcached check` reports what is damaged; keep images of both devices" },
     Later {
         verb: "writeback",
-        by_hand: "serve the devices with `bcached serve` and wait until `bcached status` shows nothing dirty",
+        by_hand: "serve the devices with `bcached serve` and wait until `bcached status` shows no dirty data",
     },
     Later {
         verb: "convert",

@@ -81,16 +81,16 @@ pub fn check_sockets(config: &Config, places: &Places, findings: &mut Vec<Failur
         let is =
             |path: &Path| listen.at.unix_path().is_some_and(|own| real.is_same(&names(own), &names(path)));
         if let Some(other) = config.places.listen[..index].iter().find(|other| is_same(other, listen)) {
-            let failure = refused("is listened on twice").next("name it once in `listen`");
+            let failure = refused("is configured twice").next("name it once in `listen`");
             findings.push(if other.at == listen.at {
                 failure
             } else {
-                failure.why(format!("{} is the same", other.at))
+                failure.why(format!("{} is the same address", other.at))
             });
         } else if is(&config.control) {
-            findings.push(refused("is the control socket").next("name another in `listen`"));
+            findings.push(refused("is the control socket").next("name another address in `listen`"));
         } else if is(&monitor) {
-            findings.push(refused("is the monitor socket").next("name another in `listen`"));
+            findings.push(refused("is the monitor socket").next("name another address in `listen`"));
         }
     }
     let Some(metrics) = config.metrics else { return };
@@ -166,7 +166,7 @@ fn roles(config: &Config) -> Vec<Role<'_>> {
         Some(Role {
             device,
             key: format!("former {name}"),
-            name: format!("what the cache {name} was before (`former`)"),
+            name: format!("the former device (`former`) of the cache {name}"),
         })
     });
     let volumes = config.volumes.iter().map(|volume| {
@@ -180,7 +180,7 @@ fn twice(places: &Places, one: &Role<'_>, other: &Role<'_>) -> Failure {
     let failure = places.refused(&other.key, &format!("{} is configured twice", other.device));
     failure.why(match one.device == other.device {
         true => format!("as {} and as {}", one.name, other.name),
-        false => format!("as {}, there called {}, and as {}", one.name, one.device, other.name),
+        false => format!("as {} (by the name {}) and as {}", one.name, one.device, other.name),
     })
 }
 

@@ -13,8 +13,8 @@ impl Cache {
         if name == NO_CACHE {
             return Err(said
                 .origin
-                .failure("no cache can be called `none`")
-                .next("it stands for having no cache"));
+                .failure("a cache cannot be called `none`")
+                .next("choose another name: `none` means no cache"));
         }
         if said.served == Some(false) || said.device.is_none() && said.is_refused {
             return Ok(None);
@@ -37,15 +37,15 @@ pub(super) fn sense_of_flash(name: &str, said: &VolumeSettings) -> Result<(), Fa
     let Some(flash) = &said.flash else { return Ok(()) };
     let option = said.options.iter().find(|(_, setting)| !setting.origin.is_by_set());
     if let Some((option, setting)) = option {
-        let what = format!("`{option}` means nothing in [volume.{name}], which lives in its cache alone");
+        let what = format!("`{option}` has no effect in [volume.{name}], which is a flash-only volume");
         return Err(setting
             .origin
             .failure(&what)
-            .next("leave it out; `bcached set --runtime` knows what it has"));
+            .next("remove it; `bcached set --runtime` sets the options that such a volume has"));
     }
     if said.size.is_some() {
-        let what = format!("`size` means nothing in [volume.{name}], which lives in its cache alone");
-        return Err(flash.origin.failure(&what).next("leave it out"));
+        let what = format!("`size` has no effect in [volume.{name}], which is a flash-only volume");
+        return Err(flash.origin.failure(&what).next("remove it"));
     }
     Ok(())
 }
@@ -59,7 +59,7 @@ impl Flash {
     ) -> Result<Self, Failure> {
         let flash = required(said.flash, origin, &format!("[volume.{name}] has no `flash`"))?;
         if said.backing.is_some() {
-            return Err(origin.failure("a volume has either `backing` or `flash`"));
+            return Err(origin.failure("a volume has either `backing` or `flash`, not both"));
         }
         let uuid = flash.value.strip_prefix("UUID=").and_then(Uuid::from_text).ok_or_else(|| {
             flash
@@ -105,7 +105,7 @@ pub(super) fn in_order(options: Configured) -> Result<Configured, Failure> {
         Ok(()) => Ok(layers.configured),
         Err(wrong) => {
             let said = wrong.options.iter().find_map(|name| layers.configured.get(name));
-            let setting = said.expect("the defaults fit together, so one of the two was said");
+            let setting = said.expect("the defaults fit together, so a file sets one of the two");
             Err(setting.origin.failure(&wrong.what))
         }
     }
@@ -127,7 +127,7 @@ pub(super) fn check_device(device: &Located<String>) -> Result<(), Failure> {
     }
     let failure = device.origin.failure(&format!("`{}` is not the UUID of a device", device.value));
     Err(failure
-        .next("write all of it, as `bcached show` tells it: UUID=1f5a0c22-2a53-4ae5-9a6f-9f6f5d6b2f10"))
+        .next("write the whole UUID, as `bcached show` prints it: UUID=1f5a0c22-2a53-4ae5-9a6f-9f6f5d6b2f10"))
 }
 
 /// Checks that the size is in whole sectors. Only the cache knows the block size.
@@ -135,8 +135,8 @@ pub(super) fn check_size(name: &str, origin: &Origin, size: Option<u64>) -> Resu
     if size.is_none_or(|size| size > 0 && size.is_multiple_of(512)) {
         return Ok(());
     }
-    let what = format!("`size` of [volume.{name}] is not a number of sectors of 512 bytes");
-    Err(origin.failure(&what).next("write it in whole blocks of the cache, as \"300G\""))
+    let what = format!("`size` of [volume.{name}] is not a positive multiple of 512 bytes");
+    Err(origin.failure(&what).next("write a multiple of the cache's block size, such as \"300G\""))
 }
 
 pub(super) fn known_cache(

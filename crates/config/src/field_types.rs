@@ -62,7 +62,7 @@ impl TryFrom<i64> for Number {
         let number = usize::try_from(typed).ok().filter(|number| *number < NUMBERS);
         number
             .map(Self)
-            .ok_or_else(|| format!("`{typed}` is no number of a volume: write one from 0 to {}", NUMBERS - 1))
+            .ok_or_else(|| format!("`{typed}` is not a volume number: write one from 0 to {}", NUMBERS - 1))
     }
 }
 
@@ -98,20 +98,17 @@ impl TryFrom<String> for Group {
     type Error = String;
 
     fn try_from(typed: String) -> Result<Self, Self::Error> {
-        let unknown = || {
-            format!(
-                "`{typed}` is no group of this machine: name one that is, as `getent group` lists them, or its number"
-            )
-        };
+        let advice = "write a name that `getent group` lists, or a number";
         // The system takes the largest id to mean *none*.
         let by_number = typed.parse().ok().filter(|id| *id != u32::MAX);
         let id = match by_number {
             Some(id) => id,
             None => match nix::unistd::Group::from_name(&typed) {
                 Ok(Some(group)) => group.gid.as_raw(),
-                Ok(None) => return Err(unknown()),
+                Ok(None) => return Err(format!("`{typed}` is not a group of this machine: {advice}")),
                 Err(error) => {
-                    return Err(format!("{}; it could not be looked up: {}", unknown(), error.desc()));
+                    let why = error.desc();
+                    return Err(format!("cannot look up the group `{typed}` ({why}): {advice}"));
                 }
             },
         };
@@ -186,7 +183,8 @@ impl<'de> Deserialize<'de> for Listen {
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(
-                    "a place to listen on, as \"/run/bcached/nbd.sock\" or { at = \"..\", read_only = true }",
+                    "an address to listen on, such as \"/run/bcached/nbd.sock\" or \
+                     { at = \"..\", read_only = true }",
                 )
             }
 
@@ -198,7 +196,7 @@ impl<'de> Deserialize<'de> for Listen {
                 let Table { at, read_only, group } = Table::deserialize(MapAccessDeserializer::new(map))?;
                 if let (Address::Tcp(address), Some(_)) = (&at, &group) {
                     return Err(A::Error::custom(format!(
-                        "`group` means nothing for {address}, where anybody comes who reaches it: it is of unix sockets"
+                        "`group` is for unix sockets only: every client that reaches {address} can connect"
                     )));
                 }
                 Ok(Listen { at, read_only, group })
@@ -239,8 +237,9 @@ impl TryFrom<String> for Loopback {
             typed.parse().map_err(|_| format!("`{typed}` is not ADDRESS:PORT, as 127.0.0.1:9763"))?;
         if !address.ip().to_canonical().is_loopback() {
             return Err(format!(
-                "{address} is not a loopback address, and whoever reaches the port can read the names and numbers of all \
-                 volumes: write 127.0.0.1:{}, and let a proxy answer to others",
+                "{address} is not a loopback address, and every client that reaches it could read \
+                 the names and numbers of all volumes: write 127.0.0.1:{}, \
+                 and serve other machines through a proxy",
                 address.port()
             ));
         }

@@ -9,10 +9,10 @@ use toml::Table;
 pub fn and_more(first: Failure, more: usize) -> Failure {
     let it = match more {
         0 => return first,
-        1 => "one more thing".to_owned(),
-        more => format!("{more} more things"),
+        1 => "one more error".to_owned(),
+        more => format!("{more} more errors"),
     };
-    let rest = format!("`bcached config check` tells of {it} that cannot be");
+    let rest = format!("`bcached config check` shows {it}");
     let next = first.next.as_ref().map_or_else(|| rest.clone(), |next| format!("{next}; {rest}"));
     first.next(next)
 }

@@ -46,7 +46,7 @@ impl TryFrom<OneOrSeveral> for Exported {
             OneOrSeveral::Several(ways) => ways,
         };
         if typed.is_empty() {
-            return Err("a volume without a way to it is of no use: `served = false` takes it out".to_owned());
+            return Err("`export` names no way; `served = false` takes the volume out of service".to_owned());
         }
         typed.iter().map(|way| understood(way).map_err(|(_, why)| why)).collect::<Result<_, _>>().map(Self)
     }
@@ -202,13 +202,15 @@ impl Places {
                 let at = Address::try_from(place.to_owned()).map_err(|why| refuse((Kind::Usage, why)))?;
                 self.listen.push(at.into());
             }
-            (_, Some("")) => return Err(refuse((Kind::Usage, "a directory follows the colon".to_owned()))),
+            (_, Some("")) => {
+                return Err(refuse((Kind::Usage, "a directory must follow the colon".to_owned())));
+            }
             (Way::VhostUser, Some(place)) => self.vhost_user = place.into(),
             (Way::Fuse, Some(place)) => self.fuse = place.into(),
             (Way::Ublk | Way::Dev, Some(_)) => {
                 return Err(refuse((
                     Kind::Usage,
-                    format!("its devices are the kernel's, which names them: write {word}"),
+                    format!("the kernel names its devices: write only {word}"),
                 )));
             }
             (Way::Ublk | Way::VhostUser | Way::Fuse | Way::Dev, None) => {}

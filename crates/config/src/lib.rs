@@ -225,7 +225,7 @@ fn tell_of_no_volumes(settings: &Settings) {
     if settings.volumes.is_empty() && !settings.caches.is_empty() {
         tracing::debug!(
             event = "nothing-configured",
-            "no volume is configured: only what lies on the caches themselves is served"
+            "no volume is configured: only flash-only volumes in the caches are served"
         );
     }
 }
@@ -272,8 +272,8 @@ impl Config {
     ) -> Result<Self, Failure> {
         let named = !line.caches.is_empty() || !line.backings.is_empty();
         if named && line.config.is_some() {
-            return Err(Failure::new(Kind::Usage, "both a configuration and devices are named")
-                .next("name either --config, or --cache and --backing"));
+            return Err(Failure::new(Kind::Usage, "both a configuration and devices are given")
+                .next("give either --config, or --cache and --backing"));
         }
         // The path is shown to users and programs that may have another working directory.
         let main = line.config.clone().unwrap_or_else(|| paths::of_machine(FILE_DEFAULT));
@@ -310,8 +310,8 @@ impl Config {
     #[must_use]
     pub fn warnings(&self) -> Vec<(&'static str, String)> {
         let gone = self.set_and_gone.iter().map(|name| {
-            let what = format!("99-set.toml has options of the volume {name}, which is not configured");
-            ("set-and-gone", format!("{what}: they are left alone"))
+            let what = format!("99-set.toml has options of volume {name}, which is not configured");
+            ("set-and-gone", format!("{what}: they have no effect, and stay there"))
         });
         let names = self.caches.iter().map(|cache| &cache.device);
         let names = names.chain(self.volumes.iter().map(|volume| &volume.backing));
@@ -322,7 +322,8 @@ impl Config {
             (
                 "cache-moved",
                 format!(
-                    "[cache.{name}] is {is}, as `bcached replace` has kept it: write that in place of {said}"
+                    "cache {name} is on {is} since `bcached replace`: \
+                     write that in [cache.{name}] in place of {said}"
                 ),
             )
         });
@@ -338,8 +339,8 @@ impl Config {
         let sentence = |volume: &Volume| {
             let name = volume.name.as_deref().unwrap_or(&volume.backing);
             format!(
-                "[volume.{name}] names none of the {} caches: it is served if its device is attached to one of them; \
-                 `cache = \"NAME\"` says which",
+                "[volume.{name}] names none of the {} caches: it is served only if its device is attached \
+                 to one of them; name it with `cache = \"NAME\"`",
                 self.caches.len()
             )
         };
@@ -520,12 +521,12 @@ impl Config {
             findings.push(
                 places
                     .refused("memory", "`memory` is too small")
-                    .why("B-tree nodes and requests in flight need 128M"),
+                    .why("B-tree nodes and requests in flight need at least 128M"),
             );
         } else if self.memory_bytes < self.memory_min() {
             findings.push(
                 places.refused("memory", "`memory` is too small")
-                    .why("it needs 128M, 16M for each volume with `export = \"ublk\"` and 64M for each with \"vhost-user\"")
+                    .why("it must be 128M, plus 16M for each volume with `export = \"ublk\"` and 64M for each with \"vhost-user\"")
                     .next(format!("write \"{}\" or more", typed(self.memory_min()))),
             );
         }

@@ -28,10 +28,11 @@ use toml::Spanned;
 const LATER: &[(&str, &str)] = &[
     ("ephemeral", "make the cache with `bcached make` before each start"),
     ("format", "make the cache with `bcached make`"),
-    ("discard_passdown", "discards are passed down to the backing devices that take them"),
+    ("discard_passdown", "discards are passed down to the backing devices that support them"),
     (
         "recovery_timeout",
-        "the kernel keeps what is asked of a ublk device for as long as no daemon is there; `bcached remove` ends that",
+        "the kernel holds the requests to a ublk device as long as no daemon serves it; \
+         `bcached remove` ends that",
     ),
 ];
 
@@ -169,7 +170,7 @@ struct RawDaemon {
 /// # Errors
 /// The file cannot be read.
 pub fn read(path: &Path, findings: &mut Vec<Failure>) -> Result<Settings, Failure> {
-    let next = "name another with --config, or devices with --cache and --backing";
+    let next = "name another file with --config, or devices with --cache and --backing";
     let text = content(path, next)?;
     Ok(understand(Source::new(path, &text, false), findings))
 }
@@ -309,13 +310,13 @@ impl Source<'_> {
                 None => unknown_key::refused(origin, key, &known),
                 Some((_, without)) => {
                     let failure = origin.failure(&format!("`{key}` is not in this version"));
-                    let next = format!("leave it out: until then, {without}");
+                    let next = format!("remove it; in this version, {without}");
                     Failure { kind: Kind::NotInThisVersion, ..failure.next(next) }
                 }
             };
         }
         match error.span().and_then(|span| self.text.get(span)).filter(|_| message == "duplicate key") {
-            Some(key) => origin.failure(&format!("`{key}` stands there twice")).next("leave one of them"),
+            Some(key) => origin.failure(&format!("`{key}` is set twice")).next("remove one of them"),
             None => origin.failure(&message),
         }
     }
@@ -352,10 +353,10 @@ impl Source<'_> {
             let origin = self.origin(name.span().start);
             let name = name.into_inner();
             if !can_be_name(&name) {
-                let failure = origin.failure(&format!("{name:?} cannot be a name"));
+                let failure = origin.failure(&format!("{name:?} is not a valid name"));
                 self.found(
                     &origin,
-                    failure.why("a name is not empty and has no slash and no control character"),
+                    failure.why("a name must not be empty, nor contain a slash or a control character"),
                 );
                 continue;
             }

@@ -115,7 +115,8 @@ impl Merged {
             text.push_str(&format!("{key} = {value}  # {}:{line}\n", file.display()));
         }
         for name in &self.set_and_gone {
-            text.push_str(&format!("\n# {name} is set and not configured any more: left alone\n"));
+            let note = "has options in 99-set.toml, but is not configured: they have no effect";
+            text.push_str(&format!("\n# {name} {note}\n"));
         }
         text
     }

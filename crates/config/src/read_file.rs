@@ -21,7 +21,7 @@ const BYTES_MAX: u64 = 4 << 20;
 const CONFIGURATION: &str = "the configuration";
 
 /// What to do about an unreadable file of `bcached set`.
-pub const MEND_SET_FILE: &str = "put back what it was, or take it away: what was set is lost with it";
+pub const MEND_SET_FILE: &str = "restore it, or delete it: that loses what `bcached set` stored in it";
 
 /// Returns the content of the file at `path`. `next` is the advice to a user whose file cannot be
 /// read.
@@ -50,11 +50,7 @@ fn content_within(bytes_max: u64, called: &str, path: &Path, next: &str) -> Resu
         Ok(Small::NotAFile) => Err(cannot(Kind::Config, "it is not a regular file".to_owned())),
         Ok(Small::TooLarge) => Err(cannot(
             Kind::Config,
-            format!(
-                "it is larger than {}, and so no {}",
-                human(bytes_max),
-                called.trim_start_matches("the ")
-            ),
+            format!("it is larger than {}, so it cannot be {called}", human(bytes_max)),
         )),
         Err(error) => {
             let kind = match error.kind() {
@@ -109,12 +105,12 @@ fn within<T: Send + 'static>(
     let owned = path.to_owned();
     let body = move || drop(sender.send(read(&owned)));
     let spawned = thread::Builder::new().name("read".to_owned()).spawn(body);
-    spawned.map_err(|error| cannot(Kind::Io).why(format!("no thread: {error}")))?;
+    spawned.map_err(|error| cannot(Kind::Io).why(format!("cannot start a thread: {error}")))?;
     receiver.recv_timeout(limit).map_err(|error| match error {
         RecvTimeoutError::Timeout => cannot(Kind::TimeLimit)
-            .why(format!("reading it has not ended for {} s", LIMIT.as_secs()))
-            .next("look at the file system that it lies on, then ask again"),
-        RecvTimeoutError::Disconnected => cannot(Kind::Io).why("its thread ended by a panic"),
+            .why(format!("reading it took longer than {} s", LIMIT.as_secs()))
+            .next("check the file system that it is on, then try again"),
+        RecvTimeoutError::Disconnected => cannot(Kind::Io).why("the thread that read it panicked"),
     })
 }
 
@@ -133,10 +129,8 @@ mod tests {
         assert_eq!(read(16).as_deref(), Ok("# 16 bytes here\n"));
         let refused = read(15).expect_err("it has one more");
         assert_eq!(refused.kind.exit(), 2);
-        let is_one_sentence = refused
-            .to_string()
-            .ends_with("/config.toml: it is larger than 15 B, and so no configuration; name another");
-        assert!(is_one_sentence, "{refused}");
+        let end = "/config.toml: it is larger than 15 B, so it cannot be the configuration; name another";
+        assert!(refused.to_string().ends_with(end), "{refused}");
     }
 
     /// A reload does not wait for a file on a network file system that hangs, and neither does a

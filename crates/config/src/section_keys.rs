@@ -104,7 +104,7 @@ fn option_of<E: Error>(
 ) -> Result<&'static Definition, E> {
     let option = scope.find(name).ok_or_else(|| E::unknown_field(name, keys))?;
     match option.not_configured() {
-        Some(instead) => Err(E::custom(format!("`{name}` cannot be set: {instead}"))),
+        Some(instead) => Err(E::custom(format!("`{name}` cannot be set in the configuration: {instead}"))),
         None => Ok(option),
     }
 }

@@ -54,9 +54,9 @@ impl SetFile {
         let (mut volumes, mut caches) = (IndexMap::new(), IndexMap::new());
         if !before.is_empty() {
             let not_ours = || {
-                Failure::new(Kind::Config, format!("{} is not rewritten", path.display()))
-                    .why("it was not made by `bcached set`, or holds more than options and caches of volumes")
-                    .next("give it another name, as 98-local.toml: it is read all the same")
+                Failure::new(Kind::Config, format!("cannot rewrite {}", path.display()))
+                    .why("it was not made by `bcached set`, or has settings that the command never writes")
+                    .next("rename it, for example to 98-local.toml: it is still read")
             };
             if !before.starts_with(FIRST_LINE) {
                 return Err(not_ours());
@@ -219,5 +219,5 @@ fn cannot(path: &Path, verb: &str, error: &io::Error) -> Failure {
     };
     Failure::new(kind, format!("cannot {verb} {}", path.display()))
         .why(error.to_string())
-        .next("nothing was changed; see to it that the daemon can write there")
+        .next("nothing was changed; make sure that the daemon can write there")
 }

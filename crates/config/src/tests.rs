@@ -113,20 +113,20 @@ fn errors_name_file_and_line() {
         ("version = 2\n[cache.a]\ndevice = \"/x\"\n", ":1: version 2 is unknown"),
         ("[cache.a]\ndevice = \"/x\"\n", ":1: missing field `version`"),
         (&format!("{cache}devise = \"/y\"\n"), ":4: unknown key `devise`; perhaps device is meant"),
-        (&format!("{cache}device = \"/y\"\n"), ":4: `device` stands there twice; leave one of them"),
+        (&format!("{cache}device = \"/y\"\n"), ":4: `device` is set twice; remove one of them"),
         (
             &format!("{cache}[volume.v]\nbacking = \"/b\"\ncache_mode = \"fast\"\n"),
-            ":6: cannot set `cache_mode`: `fast` is none of writethrough, writeback, writearound, none",
+            ":6: cannot set `cache_mode`: `fast` is not one of writethrough, writeback, writearound, none",
         ),
         (&format!("{cache}[daemon]\nmemory = \"1MB\"\n"), ":5: `1MB` is not a size"),
         (&format!("{cache}[daemon]\nstop_timeout = \"5 s\"\n"), ":5: `5 s` is not a time"),
         (&format!("{cache}[volume.v]\ncache = \"b\"\nbacking = \"/b\"\n"), ":5: there is no cache `b`"),
         (&format!("{cache}[volume.v]\nwait = \"1s\"\n"), ":4: [volume.v] has no `backing`"),
-        (&format!("{cache}[volume.\"a/b\"]\nbacking = \"/b\"\n"), ":4: \"a/b\" cannot be a name"),
+        (&format!("{cache}[volume.\"a/b\"]\nbacking = \"/b\"\n"), ":4: \"a/b\" is not a valid name"),
         (&format!("{cache}[nbd]\nlisten = [\"0.0.0.0:10809\"]\n"), ":5: 0.0.0.0:10809 is not a loopback"),
         (
             &format!("{cache}[daemon]\nmetrics = \"0.0.0.0:9763\"\n"),
-            ":5: 0.0.0.0:9763 is not a loopback address, and whoever reaches the port can read",
+            ":5: 0.0.0.0:9763 is not a loopback address, and every client that reaches it could read",
         ),
         (&format!("{cache}[daemon]\nmetrics = \"9763\"\n"), ":5: `9763` is not ADDRESS:PORT"),
         (&format!("{cache}[volume.v\n"), ":4: "),
@@ -157,12 +157,9 @@ fn what_is_to_come_is_named_as_such() {
     let text = "version = 1\n[defaults]\nrecovery_timeout = \"5m\"\n";
     let (kind, sentence) = refused(text);
     assert_eq!(kind, Kind::NotInThisVersion);
-    assert!(
-        sentence.starts_with(":3: `recovery_timeout` is not in this version; leave it out"),
-        "{sentence}"
-    );
+    assert!(sentence.starts_with(":3: `recovery_timeout` is not in this version; remove it"), "{sentence}");
     let (_, sentence) = refused("version = 1\n[defaults]\ndiscard_passdown = true\n");
-    assert!(sentence.contains("until then, discards are passed down to the backing devices"), "{sentence}");
+    assert!(sentence.contains("in this version, discards are passed down to the backing"), "{sentence}");
 }
 
 #[test]
@@ -182,10 +179,10 @@ fn a_place_of_nbd_may_be_to_look_only() {
             ":5: unknown key `readonly`; perhaps read_only is meant",
         ),
         ("{ at = \"here\" }", ":5: `here` is neither the absolute path of a socket nor ADDRESS:PORT"),
-        ("7", ":5: invalid type: integer `7`, expected a place to listen on, as"),
+        ("7", ":5: invalid type: integer `7`, expected an address to listen on, such as"),
         (
             "\"/run/a.sock\", { at = \"/run/a.sock\", read_only = true }",
-            ":5: /run/a.sock is listened on twice",
+            ":5: /run/a.sock is configured twice",
         ),
         ("{ at = \"192.0.2.1:10809\", read_only = true }", ":5: 192.0.2.1:10809 is not a loopback address"),
     ] {
@@ -208,10 +205,13 @@ fn what_comes_by_tcp_is_protected_as_is_said() {
     let more = [("more.toml", "version = 1\n[nbd]\ntls = \"/etc/x\"\n")];
     assert_eq!(load(&text(""), &more).map(|config| config.places.tls), Ok(with(true)));
     for (lines, sentence) in [
-        ("", ":5: 0.0.0.0:10809 is not a loopback address, and NBD without TLS is open to anybody; write"),
+        (
+            "",
+            ":5: 0.0.0.0:10809 is not a loopback address, and NBD without TLS is open to every client; write",
+        ),
         ("tls = \"on\"\n", ":6: `on` is neither \"off\" nor the absolute path of a directory with"),
         ("tls = true\n", ":6: invalid type: boolean `true`, expected a string"),
-        ("tls = \"off\"\ntls_verify_peer = true\n", ":7: `tls_verify_peer` means nothing without TLS"),
+        ("tls = \"off\"\ntls_verify_peer = true\n", ":7: `tls_verify_peer` has no effect without TLS"),
     ] {
         let (kind, found) = refused(&text(lines));
         assert_eq!((kind, found.starts_with(sentence)), (Kind::Config, true), "{lines}: {found}");
@@ -237,11 +237,14 @@ fn sockets_are_of_the_group_that_is_said() {
     for (nbd, sentence) in [
         (
             "group = \"no such\"",
-            ":5: `no such` is no group of this machine: name one that is, as `getent group` lists",
+            ":5: `no such` is not a group of this machine: write a name that `getent group` lists",
         ),
-        ("group = \"4294967295\"", ":5: `4294967295` is no group of this machine"),
+        ("group = \"4294967295\"", ":5: `4294967295` is not a group of this machine"),
         ("group = 5", ":5: invalid type: integer `5`, expected a string"),
-        ("listen = [{ at = \"127.0.0.1:1\", group = \"0\" }]", ":5: `group` means nothing for 127.0.0.1:1"),
+        (
+            "listen = [{ at = \"127.0.0.1:1\", group = \"0\" }]",
+            ":5: `group` is for unix sockets only: every client that reaches 127.0.0.1:1",
+        ),
     ] {
         let (kind, found) = refused(&text(nbd));
         assert_eq!((kind, found.starts_with(sentence)), (Kind::Config, true), "{nbd}: {found}");
@@ -322,9 +325,9 @@ fn a_volume_is_to_be_had_by_the_ways_that_are_said() {
         (512 << 20, 64 << 20)
     );
     let small = text.replace("512M", "180M");
-    assert!(refused(&small).1.contains("`memory` is too small: it needs 128M, 16M for each volume"));
+    assert!(refused(&small).1.contains("`memory` is too small: it must be 128M, plus 16M for each volume"));
     let (_, none) = refused("version = 1\n[defaults]\nexport = []\n");
-    assert!(none.contains("a volume without a way to it is of no use"), "{none}");
+    assert!(none.contains("`export` names no way"), "{none}");
     let line = CommandLine {
         caches: vec!["/c".into()],
         backings: vec!["/b".into()],
@@ -370,7 +373,7 @@ fn every_option_is_a_key() {
 #[test]
 fn an_option_that_is_wrong_in_a_file_is_refused() {
     for (line, sentence) in [
-        ("writeback_percent = 41", "cannot set `writeback_percent`: `41` is above the greatest value, 40"),
+        ("writeback_percent = 41", "cannot set `writeback_percent`: `41` is above the maximum, 40"),
         (
             "writeback_percent = 1.5",
             "invalid type: floating point `1.5`, expected a whole number, a text, true or",
@@ -379,7 +382,7 @@ fn an_option_that_is_wrong_in_a_file_is_refused() {
             "sequential_cutoff = \"1MB\"",
             "cannot set `sequential_cutoff`: `1MB` is not a size: write M or MiB",
         ),
-        ("label = \"x\"", "`label` cannot be set: the device keeps it"),
+        ("label = \"x\"", "`label` cannot be set in the configuration: the device stores it"),
         (
             "writeback_rate_fp_term_low = 10",
             "writeback_rate_fp_term_low must be below writeback_rate_fp_term_mid",
@@ -426,7 +429,7 @@ fn a_section_can_say_more_of_a_volume_in_the_cache_alone() {
     for (key, value) in [("cache_mode", "writeback"), ("size", "1M"), ("on_cache_error", "fail")] {
         let (kind, found) = refused(&text(&format!("flash = \"UUID={UUID}\"\n{key} = \"{value}\"")));
         let sentence =
-            format!("`{key}` means nothing in [volume.swap], which lives in its cache alone; leave it out");
+            format!("`{key}` has no effect in [volume.swap], which is a flash-only volume; remove it");
         assert_eq!((kind, found.contains(&sentence)), (Kind::Config, true), "{found}");
     }
     let (kind, found) = refused(&text("flash = \"/dev/sdb\""));
@@ -445,8 +448,7 @@ fn a_size_is_whole_sectors() {
     for size in ["0", "5000", "8388609"] {
         let (kind, found) =
             refused(&format!("{CACHE}[volume.media]\nbacking = \"/dev/b\"\nsize = \"{size}\"\n"));
-        let sentence =
-            "`size` of [volume.media] is not a number of sectors of 512 bytes; write it in whole blocks";
+        let sentence = "`size` of [volume.media] is not a positive multiple of 512 bytes; write a multiple of the cache's block size";
         assert_eq!((kind, found.contains(sentence)), (Kind::Config, true), "{found}");
     }
 }
@@ -504,7 +506,8 @@ fn the_file_of_set_is_made_and_rewritten_and_a_persons_is_not() {
     for of_person in ["version = 1\n", &format!("{comment}\nversion = 1\n[daemon]\nmemory = \"1G\"\n")] {
         std::fs::write(&path, of_person).expect("written");
         let refused = SetFile::read(&path).expect_err("not ours").to_string();
-        assert!(refused.contains("99-set.toml is not rewritten"), "{refused}");
+        assert!(refused.starts_with("cannot rewrite "), "{refused}");
+        assert!(refused.contains("99-set.toml: it was not made by `bcached set`"), "{refused}");
         assert_eq!(std::fs::read_to_string(&path).expect("still there"), of_person);
     }
 }

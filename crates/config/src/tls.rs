@@ -93,7 +93,7 @@ impl Certificates {
             content_of(called(part), &self.path(part), wanted(part)).map_err(|failure| match failure.kind {
                 // The file exists.
                 Kind::Permission => {
-                    failure.next("have it read by the daemon's user, as by chgrp and chmod g+r")
+                    failure.next("let the daemon's user read it, for example with chgrp and chmod g+r")
                 }
                 _ => failure,
             })
@@ -115,7 +115,7 @@ impl Certificates {
         // If the file system does not answer, the code that reads the key reports it.
         let is_open = bounded(&key, mode).is_ok_and(|mode| mode & 0o004 != 0);
         let key = key.display();
-        is_open.then(|| format!("{key} may be read by everybody on this machine: chmod o= {key}"))
+        is_open.then(|| format!("every user of this machine can read {key}: run `chmod o= {key}`"))
     }
 
     fn path(&self, part: Part) -> PathBuf {
@@ -132,7 +132,7 @@ const fn called(part: Part) -> &'static str {
     match part {
         Part::Certificate => "the server's certificate",
         Part::Key => "the server's key",
-        Part::Authorities => "the certificate of the clients' authority",
+        Part::Authorities => "the CA certificate of the clients",
     }
 }
 
@@ -140,11 +140,12 @@ const fn called(part: Part) -> &'static str {
 const fn wanted(part: Part) -> &'static str {
     match part {
         Part::Certificate => {
-            "put the server's certificate there, in PEM, and behind it those between it and its root"
+            "put the server's certificate there in PEM, followed by its intermediate certificates"
         }
-        Part::Key => "put the key of server-cert.pem there, in PEM and without a password",
+        Part::Key => "put the key of server-cert.pem there in PEM, without a password",
         Part::Authorities => {
-            "put the certificate there of whoever signs those of clients, in PEM, or let clients in without: tls_verify_peer = false"
+            "put the certificate of the CA that signs the clients' certificates there in PEM, \
+             or accept clients without a certificate: tls_verify_peer = false"
         }
     }
 }
@@ -153,11 +154,10 @@ const fn wanted(part: Part) -> &'static str {
 pub(super) fn check(config: &Config, places: &Where, findings: &mut Vec<Failure>) {
     let tls = &config.places.tls;
     if places.has("tls_verify_peer") && tls.certificates().is_none() {
-        let failure = places.refused("tls_verify_peer", "`tls_verify_peer` means nothing without TLS");
+        let failure = places.refused("tls_verify_peer", "`tls_verify_peer` has no effect without TLS");
         findings.push(
-            failure.next(
-                "write the directory of the certificates, `tls = \"/etc/bcached/tls\"`, or leave it out",
-            ),
+            failure
+                .next("write the directory of the certificates, `tls = \"/etc/bcached/tls\"`, or remove it"),
         );
     }
     if *tls != Tls::Unsaid {
@@ -166,15 +166,17 @@ pub(super) fn check(config: &Config, places: &Where, findings: &mut Vec<Failure>
     for (index, listen) in config.places.listen.iter().enumerate() {
         let Address::Tcp(address) = listen.at else { continue };
         if !address.ip().to_canonical().is_loopback() {
-            let what = format!("{address} is not a loopback address, and NBD without TLS is open to anybody");
+            let what =
+                format!("{address} is not a loopback address, and NBD without TLS is open to every client");
             let key = format!("listen {index}");
             findings.push(if places.has(&key) {
                 places.refused(&key, &what).next(
-                    "write the directory of the certificates, `tls = \"/etc/bcached/tls\"`, or `tls = \"off\"` where nobody else is",
+                    "write the directory of the certificates, `tls = \"/etc/bcached/tls\"`, \
+                     or `tls = \"off\"` in a network without other users",
                 )
             } else {
                 let failure = Failure::new(Kind::Usage, what).option("--export");
-                failure.next("name one as 127.0.0.1, or serve by a configuration that has `tls` in [nbd]")
+                failure.next("use 127.0.0.1, or serve with a configuration that has `tls` in [nbd]")
             });
         }
     }

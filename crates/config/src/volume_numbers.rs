@@ -33,8 +33,9 @@ impl Numbers {
     /// Assigns the numbers for all sections. Errors are added to `findings`.
     pub fn of(settings: &Settings, findings: &mut Vec<Failure>) -> Self {
         if let Some(number) = &settings.defaults.number {
-            let failure = number.origin.failure("`number` means nothing in [defaults]");
-            findings.push(failure.why("each volume has its own").next("write it in a section [volume.NAME]"));
+            let failure = number.origin.failure("`number` has no effect in [defaults]");
+            let failure = failure.why("each volume has its own number");
+            findings.push(failure.next("write it in a [volume.NAME] section"));
         }
         findings.extend(asked_twice(settings));
         let is_flash =
@@ -72,7 +73,7 @@ impl Numbers {
     /// Returns a number after all places that no volume has or asks for.
     fn next_behind(&mut self) -> usize {
         let free = (self.behind..).find(|number| !self.asked.contains(number));
-        let free = free.expect("so many are not asked for");
+        let free = free.expect("sections ask for fewer numbers than exist");
         self.behind = free + 1;
         free
     }
@@ -94,8 +95,8 @@ fn asked_twice(settings: &Settings) -> Vec<Failure> {
             let what = format!("[volume.{name}] cannot be bcache{}", number.value.0);
             let at = format!("{}:{}", origin.file().display(), origin.line());
             let failure =
-                number.origin.failure(&what).why(format!("[volume.{other}] asks for that `number` ({at})"));
-            twice.push(failure.next("give one of them another"));
+                number.origin.failure(&what).why(format!("[volume.{other}] has that `number` ({at})"));
+            twice.push(failure.next("give one of them another number"));
         }
     }
     twice

@@ -32,7 +32,7 @@ pub fn write(path: &Path, text: &str) -> io::Result<()> {
         let path = path.display();
         tracing::warn!(
             event = "folder-not-synced",
-            "{path} may be its older version after a power cut: {error}"
+            "cannot sync the folder of {path}: {error}; after a power cut the file may have its old content"
         );
     }
     Ok(())

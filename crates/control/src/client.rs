@@ -67,7 +67,7 @@ pub fn understood<T: DeserializeOwned>(body: &str) -> Result<T, Failure> {
     serde_json::from_str(body).map_err(|error| {
         Failure::new(Kind::Io, "cannot understand the daemon's answer")
             .why(error.to_string())
-            .next("`bcached version` and the running daemon may differ")
+            .next("the daemon may have another version than this program (see `bcached version`)")
     })
 }
 
@@ -94,7 +94,7 @@ pub fn delete(socket: &Path, path: &str) -> Result<String, Failure> {
 /// It cannot be written as JSON.
 pub fn body(request: &impl Serialize) -> Result<String, Failure> {
     serde_json::to_string(request)
-        .map_err(|error| Failure::new(Kind::Io, "could not build the request").why(error.to_string()))
+        .map_err(|error| Failure::new(Kind::Io, "cannot build the request").why(error.to_string()))
 }
 
 /// Encodes `text` as one segment of a path.
@@ -170,7 +170,7 @@ fn ask_once(socket: &Path, request: &Request<'_>, deadline: Instant) -> Result<S
     }
     if answer.is_empty() {
         return Err(Failure::new(Kind::NoDaemon, format!("no daemon answers on {}", socket.display()))
-            .why("it has ended in the middle of it"));
+            .why("it ended before it answered"));
     }
     let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| not_understood(socket))?;
     match head.split(' ').nth(1) {
@@ -178,9 +178,9 @@ fn ask_once(socket: &Path, request: &Request<'_>, deadline: Instant) -> Result<S
         Some(status) => {
             let said = serde_json::from_str(body).ok().and_then(|object| Failure::from_json(&object));
             Err(said.unwrap_or_else(|| {
-                Failure::new(Kind::Io, format!("the daemon on {} refused", socket.display()))
+                Failure::new(Kind::Io, format!("the daemon on {} refused the request", socket.display()))
                     .why(format!("HTTP status {status} for {}", request.path))
-                    .next("`bcached version` and the running daemon may differ")
+                    .next("the daemon may have another version than this program (see `bcached version`)")
             }))
         }
         None => Err(not_understood(socket)),
@@ -253,7 +253,7 @@ fn unreachable(socket: &Path, silence: &Silence, changes: bool) -> Failure {
             .why(if error.kind() == io::ErrorKind::NotFound {
                 "there is no such socket"
             } else {
-                "nobody listens"
+                "no process listens on it"
             })
             .next("start `bcached serve`, or name its socket with --control"),
         io::ErrorKind::PermissionDenied => not_for_you(socket),
@@ -270,10 +270,10 @@ fn not_for_you(socket: &Path) -> Failure {
     if name(socket).is_some_and(|name| name.ends_with("monitor.sock") || name.ends_with(".monitor")) {
         return failure
             .why(format!("{} is for its owner and its group", socket.display()))
-            .next("ask as the user who runs it (root), or as one of that group");
+            .next("run this as the user that runs the daemon (root), or as a member of that group");
     }
     failure.why(format!("{} is for its owner only", socket.display())).next(format!(
-        "ask as the user who runs it (root); its group can look, with `--control {}` \
+        "run this as the user that runs the daemon (root); its group can read with `--control {}` \
          (status, list, get, explain, events, metrics, top, wait)",
         beside.display()
     ))
@@ -283,16 +283,16 @@ fn time_limit(socket: &Path, process: Option<i32>, changes: bool) -> Failure {
     let (socket, limit) = (socket.display(), TIME_LIMIT.as_secs());
     let wake = process.map_or_else(String::new, |id| format!(" (`kill -CONT {id}`)"));
     let again = match changes {
-        true => "look then whether it has begun what was asked, which it does not begin any more",
-        false => "ask again later",
+        true => "then check whether it has begun the request: after this time limit, it does not begin it",
+        false => "try again later",
     };
     Failure::new(Kind::TimeLimit, format!("the daemon on {socket} has not answered for {limit} s"))
         .why("its process is stopped, or its machine is too busy")
-        .next(format!("let it go on if it was stopped{wake}, or wait; {again}"))
+        .next(format!("continue its process if it is stopped{wake}, or wait; {again}"))
 }
 
 fn not_understood(socket: &Path) -> Failure {
-    Failure::new(Kind::NoDaemon, format!("what listens on {} is no bcached", socket.display()))
+    Failure::new(Kind::NoDaemon, format!("the process that listens on {} is not bcached", socket.display()))
 }
 
 #[cfg(test)]

@@ -33,13 +33,13 @@ impl Differences {
     #[must_use]
     pub fn text(&self) -> String {
         if self.differences.is_empty() {
-            return "what runs is what the files say\n".to_owned();
+            return "the running configuration is that of the files\n".to_owned();
         }
         let line = |one: &Difference| {
             let Difference { section, key, running, files, mends } = one;
             let what = key.as_ref().map_or_else(|| section.clone(), |key| format!("{section}.{key}"));
             let said = |value: &Option<String>| value.clone().unwrap_or_else(|| "nothing".to_owned());
-            format!("{what}: {} runs, the files say {} ({mends})\n", said(running), said(files))
+            format!("{what}: {} is in force, {} is in the files ({mends})\n", said(running), said(files))
         };
         self.differences.iter().map(line).collect()
     }

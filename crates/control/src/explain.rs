@@ -54,12 +54,13 @@ impl Explained {
     #[must_use]
     pub fn text(&self) -> String {
         let what = match self.state.as_str() {
-            "dirty" => "dirty: its newest data is in the cache alone",
+            "dirty" => "dirty: the newest data is in the cache only",
             "clean" => "clean: in the cache and on the backing device",
             "parked" => {
-                "clean: in the cache and on the backing device, until whose next flush a crash would forget the cache's copy"
+                "clean: in the cache and on the backing device; until that is flushed, \
+                 a crash drops the copy in the cache"
             }
-            "off-grid" => "on the backing device: behind the last whole block, where nothing is cached",
+            "off-grid" => "on the backing device: after the last whole block, where nothing is cached",
             "uncached" => "on the backing device: the volume has no cache",
             _ if self.backing.is_none() => "zeroes: nothing was written there",
             _ => "not cached: on the backing device",
@@ -67,7 +68,8 @@ impl Explained {
         let Self { volume, offset_bytes, start_bytes, end_bytes, .. } = self;
         let length = human(end_bytes - start_bytes);
         let mut text = format!(
-            "{volume} at {offset_bytes}: {what}\nso are bytes {start_bytes} to {end_bytes} ({length})\n"
+            "{volume} at byte {offset_bytes}: {what}\n\
+             the same holds for bytes {start_bytes} to {end_bytes} ({length})\n"
         );
         if let (Some(device), Some(offset), Some(bucket), Some(generation)) =
             (&self.cache_device, self.cache_offset_bytes, self.bucket, self.generation)

@@ -277,7 +277,7 @@ impl Job {
         // Writing to a string cannot fail.
         let _ = match (self.dirty_bytes, self.percent) {
             (Some(dirty), Some(percent)) => {
-                let done = if self.verb == Verb::Forget { "given up" } else { "written back" };
+                let done = if self.verb == Verb::Forget { "discarded" } else { "written back" };
                 write!(text, ", {percent}% {done}, {} dirty", human(dirty))
             }
             (Some(dirty), None) => write!(text, ", {} dirty", human(dirty)),
@@ -295,9 +295,9 @@ impl Job {
     /// Describes what is lost, as the end of a sentence.
     fn loss(&self, lost: &str) -> String {
         match (self.lost_bytes, &self.lost_ranges) {
-            (Some(bytes), Some(file)) => format!(": {} {lost}; {file} says which", human(bytes)),
+            (Some(bytes), Some(file)) => format!(": {} {lost}; {file} lists the ranges", human(bytes)),
             (Some(bytes), None) => format!(": {} {lost}", human(bytes)),
-            (None, _) if self.verb == Verb::Forget => ": nothing of it is dirty".to_owned(),
+            (None, _) if self.verb == Verb::Forget => format!(": no dirty data {lost}"),
             (None, _) => String::new(),
         }
     }
@@ -319,32 +319,33 @@ impl Job {
             }
             Verb::Attach => format!("{volume}: would be attached"),
             Verb::Remove => {
-                format!("{volume}: would be served no more, and {dirty} dirty would stay in its cache")
+                format!("{volume}: would no longer be served; {dirty} of dirty data would stay in its cache")
             }
             Verb::Stop => format!(
-                "{volume}: would not be served until the next start, and {dirty} dirty would stay in its cache"
+                "{volume}: would not be served until the next start; \
+                 {dirty} of dirty data would stay in its cache"
             ),
             Verb::Add => format!("{volume}: would be served"),
             Verb::Forget => format!("{volume}: would be forgotten{}", self.loss("would be lost")),
-            Verb::Grow => format!("{volume}: would be {size} large"),
+            Verb::Grow => format!("{volume}: its size would become {size}"),
             Verb::Import => format!("{volume}: would be served"),
             Verb::Release if self.dirty_unknown => {
                 format!(
-                    "{volume}: would not be served any more, and what is dirty there, which is not known, would stay"
+                    "{volume}: would no longer be served; an unknown amount of dirty data would stay there"
                 )
             }
             Verb::Release => {
-                format!("{volume}: would not be served any more, and {dirty} dirty would stay there")
+                format!("{volume}: would no longer be served; {dirty} of dirty data would stay there")
             }
             Verb::Replace => format!(
-                "{volume}: {dirty} would be written back, then its volumes would go to the new device"
+                "{volume}: {dirty} would be written back, then its volumes would move to the new device"
             ),
             Verb::Shrink if self.dirty_bytes_at_start == 0 => {
-                format!("{volume}: would be {size} large{}", self.loss("would be lost"))
+                format!("{volume}: its size would become {size}{}", self.loss("would be lost"))
             }
             Verb::Shrink => {
                 format!(
-                    "{volume}: {dirty} behind {size} would be written back, then it would be {size} large"
+                    "{volume}: {dirty} beyond {size} would be written back, then its size would become {size}"
                 )
             }
         }
@@ -355,45 +356,47 @@ impl Job {
     pub fn text(&self) -> String {
         let Self { volume, verb, .. } = self;
         let done = match verb {
-            Verb::Flush => "what was dirty is written back",
+            Verb::Flush => "its dirty data is written back",
             Verb::Detach => "detached: it is served without a cache",
             Verb::Attach => "attached",
             Verb::Remove if self.dirty_unknown => {
-                "removed: it is served no more; how much of it is dirty in a cache is not known"
+                "removed: it is no longer served; the amount of its dirty data in a cache is unknown"
             }
             Verb::Stop if self.dirty_unknown => {
-                "stopped: it is not served until the next start, or `bcached add`; how much of it is dirty in a cache is not known"
+                "stopped: it is not served until the next start, or `bcached add`; \
+                 the amount of its dirty data in a cache is unknown"
             }
-            Verb::Remove => "removed: it is served no more, and what is dirty of it stays in its cache",
+            Verb::Remove => "removed: it is no longer served; its dirty data stays in its cache",
             Verb::Stop => {
-                "stopped: it is not served until the next start, or `bcached add`; what is dirty of it stays in its cache"
+                "stopped: it is not served until the next start, or `bcached add`; \
+                 its dirty data stays in its cache"
             }
             Verb::Add => "added",
             Verb::Forget => "forgotten",
             Verb::Grow | Verb::Shrink => "resized",
             Verb::Import => "imported",
-            Verb::Release => "released: it is not served any more, and what is dirty of it stays there",
-            Verb::Replace => "replaced: its former device is not used any more",
+            Verb::Release => "released: it is no longer served; its dirty data stays there",
+            Verb::Replace => "replaced: its old device is no longer used",
         };
         let size = exact(self.size_bytes.unwrap_or_default());
         let line = match (self.state, self.already) {
             (State::Done, true) => match verb {
-                Verb::Flush => format!("{volume}: nothing is dirty"),
+                Verb::Flush => format!("{volume}: it has no dirty data"),
                 Verb::Detach => format!("{volume}: it is detached already"),
                 Verb::Attach => format!("{volume}: it is attached already"),
                 Verb::Remove => format!("{volume}: it is removed already"),
                 Verb::Stop => format!("{volume}: it is stopped already"),
                 Verb::Add => format!("{volume}: it is there already"),
                 Verb::Forget => format!("{volume}: it is forgotten already"),
-                Verb::Grow | Verb::Shrink => format!("{volume}: it is {size} large already"),
+                Verb::Grow | Verb::Shrink => format!("{volume}: its size is {size} already"),
                 Verb::Import => format!("{volume}: it is served already"),
                 Verb::Release => format!("{volume}: it is released already"),
                 Verb::Replace => format!("{volume}: it is on that device already"),
             },
             (State::Done, false) if self.size_bytes.is_some() => {
-                format!("{volume}: it is {size} large{}", self.loss("are lost"))
+                format!("{volume}: its size is {size}{}", self.loss("is lost"))
             }
-            (State::Done, false) => format!("{volume}: {done}{}", self.loss("are lost")),
+            (State::Done, false) => format!("{volume}: {done}{}", self.loss("is lost")),
             (State::Planned, _) => self.planned_text(),
             (State::Cancelled, _) => format!("{volume}: {verb} was cancelled"),
             (State::Failed, _) => format!("{volume}: {verb} has failed"),

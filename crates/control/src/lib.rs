@@ -46,6 +46,6 @@ pub const REQUEST_BYTES_MAX: usize = 64 << 10;
 #[must_use]
 pub fn too_long() -> Failure {
     Failure::new(Kind::Usage, "the request is too long")
-        .why(format!("it may have {}, with all names and values in it", human(REQUEST_BYTES_MAX as u64)))
-        .next("look at what was typed: a label has at most 32 bytes, and nothing else has thousands")
+        .why(format!("it may have at most {}, with all names and values", human(REQUEST_BYTES_MAX as u64)))
+        .next("check what was typed: a label has at most 32 bytes, and no other value needs thousands")
 }

@@ -99,7 +99,7 @@ impl Shown {
 
     fn value_text(&self) -> &str {
         match self.value.as_deref() {
-            None => "not known",
+            None => "unknown",
             Some("") => "\"\"",
             Some(value) => value,
         }

@@ -177,14 +177,14 @@ impl Windows {
     #[must_use]
     pub fn sentence(&self) -> Option<String> {
         let windows = [
-            (&self.five_minute, "in five minutes"),
+            (&self.five_minute, "in 5 minutes"),
             (&self.hour, "in an hour"),
             (&self.day, "in a day"),
             (&self.total, "in all"),
         ];
         let told = windows.into_iter().filter_map(|(counted, when)| Some((counted.hit_percent?, when)));
         let told: Vec<_> = told.map(|(percent, when)| format!("{percent}% {when}")).collect();
-        (!told.is_empty()).then(|| format!("reads that hit: {}", told.join(", ")))
+        (!told.is_empty()).then(|| format!("read hits: {}", told.join(", ")))
     }
 }
 
@@ -213,6 +213,6 @@ impl CacheNumbers {
         let causes: Vec<_> =
             causes.into_iter().map(|(cause, bytes)| format!("{cause} {}", human(*bytes))).collect();
         let all = human(self.written_bytes);
-        (self.written_bytes > 0).then(|| format!("{all} written to it ({})", causes.join(", ")))
+        (self.written_bytes > 0).then(|| format!("{all} written to its device ({})", causes.join(", ")))
     }
 }

@@ -375,7 +375,7 @@ impl Exported {
     /// Describes, in a sentence, why the volume is not available through this front end.
     #[must_use]
     pub fn trouble(&self) -> Option<String> {
-        self.reason.as_ref().map(|why| format!("it is not to be had by {}: {why}", self.way))
+        self.reason.as_ref().map(|why| format!("it is not available through {}: {why}", self.way))
     }
 }
 

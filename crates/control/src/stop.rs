@@ -73,12 +73,12 @@ impl Stopping {
     pub fn to_failure(&self) -> Option<Failure> {
         let cut = || {
             (!self.cut.is_empty()).then(|| {
-                Failure::new(
-                    Kind::Io,
-                    format!("cut off in the middle of their work: {}", self.cut.join(", ")),
-                )
-                .why(format!("they had not gone within stop_timeout ({} s)", self.stop_timeout_seconds))
-                .next("what they had not flushed is lost; check a file system that was mounted")
+                Failure::new(Kind::Io, format!("clients were cut off: {}", self.cut.join(", ")))
+                    .why(format!(
+                        "they had not closed it within stop_timeout ({} s)",
+                        self.stop_timeout_seconds
+                    ))
+                    .next("data that they had not flushed is lost; check file systems that were mounted")
             })
         };
         self.failure.as_ref().and_then(Failure::from_error).or_else(cut)
@@ -88,7 +88,7 @@ impl Stopping {
     #[must_use]
     pub fn waits_text(&self) -> Option<String> {
         let limit = self.stop_timeout_seconds;
-        (!self.users.is_empty()).then(|| format!("up to {limit} s for: {}", self.users.join(", ")))
+        (!self.users.is_empty()).then(|| format!("up to {limit} s for clients: {}", self.users.join(", ")))
     }
 
     /// Formats the report as text for people.
@@ -101,7 +101,7 @@ impl Stopping {
         }
         let pid = self.pid.unwrap_or_default();
         let line = match (self.already, self.dry_run, self.ended) {
-            (true, ..) => "no daemon answers: nothing is to be stopped".to_owned(),
+            (true, ..) => "no daemon answers: there is nothing to stop".to_owned(),
             (_, true, _) => {
                 let waits =
                     self.waits_text().map_or_else(String::new, |waits| format!(", after waiting {waits}"));

@@ -80,13 +80,13 @@ impl TakingOver {
         let Self { pid, .. } = self;
         let former = self.former_pid.unwrap_or_default();
         let mut text = match self.progress {
-            Progress::None => format!("daemon {pid} has taken over from nobody\n"),
+            Progress::None => format!("daemon {pid} has not taken over from another process\n"),
             Progress::WouldBe => format!("daemon {pid} would be replaced\n"),
             Progress::UnderWay => format!("daemon {pid} is being replaced\n"),
             Progress::Done => {
                 let seconds = self.paused_seconds.unwrap_or_default();
                 let died = if self.former_died {
-                    ", which has died in the middle of it: clients that have noticed connect again"
+                    ", which died during the hand-over: clients that lost their connection must connect again"
                 } else {
                     ""
                 };
@@ -94,12 +94,12 @@ impl TakingOver {
                     "daemon {pid} has taken over from {former}{died}; requests waited for {seconds:.3} s\n"
                 )
             }
-            Progress::Failed => format!("daemon {pid} goes on\n"),
+            Progress::Failed => format!("daemon {pid} continues\n"),
         };
         if !self.reconnect.is_empty() {
-            let verb = if self.progress == Progress::WouldBe { "would have" } else { "had" };
+            let verb = if self.progress == Progress::WouldBe { "would have" } else { "have" };
             // Writing to a string cannot fail.
-            let _ = writeln!(text, "to connect again {verb}: {}", self.reconnect.join(", "));
+            let _ = writeln!(text, "clients that {verb} to connect again: {}", self.reconnect.join(", "));
         }
         text
     }

@@ -39,14 +39,14 @@ fn judge(config: &Config, allowed: Option<u64>) -> Result<(), Failure> {
     let needed = caches.saturating_add(volumes).saturating_add(OWN + OF_OTHERS);
     match allowed.filter(|allowed| *allowed < needed) {
         None => Ok(()),
-        Some(allowed) => Err(Failure::new(Kind::Io, format!("too few open files are allowed: {allowed}"))
+        Some(allowed) => Err(Failure::new(Kind::Io, format!("the limit of {allowed} open files is too low"))
             .why(format!(
-                "what is configured needs {needed}: caches: {}, volumes: {}, and some clients",
+                "the configured caches ({}) and volumes ({}) need {needed}, with some clients",
                 config.caches.len(),
                 config.volumes.len()
             ))
             .next(format!(
-                "allow more: `ulimit -n {}`, or LimitNOFILE= in the unit",
+                "raise it: `ulimit -n {}`, or LimitNOFILE= in the unit",
                 needed.next_power_of_two().max(1024)
             ))),
     }

@@ -11,7 +11,7 @@ use bcached_uring::note::NoteError;
 use std::path::Path;
 
 /// The end of an advice to do by hand what the daemon does not do itself.
-pub const START_AGAIN: &str = ", then start again";
+pub const START_AGAIN: &str = ", then start the daemon again";
 
 /// The machine lacks something that an engine needs.
 pub fn of_machine(why: String) -> Failure {
@@ -27,17 +27,17 @@ pub fn of_note(device: Option<&Path>, error: &NoteError) -> Failure {
     match error {
         // The cache device itself could be claimed.
         NoteError::InUse(_) => failure(Kind::InUse).next(
-            "stop the other daemon; if it serves another device, that bears the same UUID, and one is a copy of the other; nothing \
+            "stop the other daemon; if it serves another device with the same UUID, one is a copy of the other; nothing \
              overrides this",
         ),
         NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
             failure(Kind::Permission)
         }
         NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
-            failure(Kind::Scarce).next("make room there, for acknowledged writes are noted in it")
+            failure(Kind::Scarce).next("free space on the note's file system: the note records acknowledged writes")
         }
         NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::OutOfMemory => {
-            failure(Kind::Scarce).next("free memory on this machine, or raise what limits the daemon's")
+            failure(Kind::Scarce).next("free memory on this machine, or raise the daemon's memory limit")
         }
         _ => failure(Kind::Io),
     }
@@ -49,18 +49,19 @@ pub fn of_foreign_note(device: &Path, note: &Path) -> Failure {
     let note = note.display();
     Failure::new(Kind::DataLoss, cannot_open(device))
         .why(format!(
-            "it is new, and {note} may hold writes that a killed bcached acknowledged for the cache set with this UUID"
+            "it is new, but the note {note} may hold writes that a killed bcached acknowledged for the cache set with \
+             this UUID"
         ))
         .next(format!(
-            "serve the cache device that the set was on once, which replays them; or, if that cannot be, move the note \
-             away (`mv {note} DIR`): what only it holds is then lost"
+            "serve the cache device that the set was on, which replays them; if that is impossible, move the note away \
+             (`mv {note} DIR`): writes that only the note holds are then lost"
         ))
 }
 
 /// The engine has not answered in time.
 pub fn silent(name: &str) -> Failure {
-    Failure::new(Kind::Io, format!("the engine of {name} does not answer at present"))
-        .next("`bcached status` says which device does not answer; ask again")
+    Failure::new(Kind::Io, format!("the engine of {name} does not answer"))
+        .next("`bcached status` shows which device does not answer; then try again")
 }
 
 /// The first error, of which a later one is a consequence.
@@ -100,20 +101,20 @@ pub fn of_open(device: &Path, table: u64, error: &Error) -> Failure {
             failure(Kind::Config).next(bucket_memory::more((*needed as u64).saturating_add(table)))
         }
         Error::BucketMemory { buckets, needed } => failure(Kind::Scarce)
-            .why(format!("no memory for the table of its {buckets} buckets, which takes {}", human(*needed)))
+            .why(format!("no memory for the table of its {buckets} buckets, which needs {}", human(*needed)))
             .next(
-                "free memory on this machine, or raise what limits the daemon's (`ulimit -v`, `MemoryMax=`)",
+                "free memory on this machine, or raise the daemon's memory limit (`ulimit -v`, `MemoryMax=`)",
             ),
-        Error::Sizes { .. } => failure(Kind::Geometry).next("make it again with a larger --bucket"),
+        Error::Sizes { .. } => failure(Kind::Geometry).next("make the cache again with a larger --bucket"),
         error if is_damage(error) => failure(Kind::Damaged)
             .why(damage(error))
-            .next("`bcached check` says what that costs, and writes nothing; keep its devices as they are"),
+            .next("keep its devices as they are; `bcached check` shows the extent of the damage, and writes nothing"),
         Error::NotACache => failure(Kind::NotBcache),
-        error if error.may_pass() => failure(Kind::DeviceFails).next("look at the device"),
+        error if error.may_pass() => failure(Kind::DeviceFails).next("check the device for errors"),
         // What a failed flush has dropped, or what a missing end of the device held, is unknown,
         // and another opening would not notice it.
         Error::Io { .. } | Error::Failed(_) => {
-            failure(Kind::Damaged).next("look at the device, then start the daemon again")
+            failure(Kind::Damaged).next("check the device for errors, then start the daemon again")
         }
         _ => failure(Kind::Io),
     }
@@ -125,34 +126,35 @@ pub fn of_stop(what: String, error: &Error) -> Failure {
     let failure = Failure::new(Kind::Io, what).why(error.to_string());
     match first(error) {
         Error::Io { doing: Doing::Backing | Doing::BackingFlush, .. } | Error::LostWrites => {
-            failure.next("look at the backing device, and check what is on it: writes that were acknowledged may be lost")
+            failure.next("check the backing device and the data on it: acknowledged writes may be lost")
         }
         Error::Io { doing: Doing::CacheFlush, .. } => failure.next(
-            "look at the device; the next start recovers it as after a power cut, without what was acknowledged and not flushed, and \
-             logs of which volumes that was (writes-given-up)",
+            "check the device for errors; the next start recovers the set as after a power cut, without writes that were \
+             acknowledged and not flushed, and logs which volumes lost some (writes-given-up)",
         ),
         Error::Io { source, .. } if matches!(source.kind, IoErrorKind::Shrunk { .. }) => {
-            failure.next("give the device its former size back before the next start")
+            failure.next("restore the device's former size before the next start")
         }
         error if is_full(error) => failure.next(
-            "make room on the file system, or in the pool, below its device; the next start recovers it as after a crash",
+            "free space on the file system or in the pool below its device; the next start recovers the set as after a crash",
         ),
         Error::Io { source, .. } if source.kind == IoErrorKind::Gone => failure.next(
-            "the next start recovers it when its device is back: as after a power cut of that, unless it has no volatile cache",
+            "when its device is back, the next start recovers the set: as after a power cut of the device, unless that has no \
+             volatile cache",
         ),
         error if error.may_pass() => {
-            failure.next("the next start recovers it as after a crash, when its device works")
+            failure.next("when its device works again, the next start recovers the set as after a crash")
         }
         error if is_damage(error) => Failure { kind: Kind::Damaged, ..failure }.next(
-            "the next start meets the same damage, and repairs nothing: keep its devices as they are; `bcached check` looks at all \
-             of it and writes nothing",
+            "the next start finds the same damage and repairs nothing: keep its devices as they are; `bcached check` examines \
+             the whole set and writes nothing",
         ),
         _ => failure.next(RECOVERS),
     }
 }
 
 /// What becomes of a set that was not stopped in order, if nothing is known to be wrong with it.
-pub const RECOVERS: &str = "the next start recovers it as after a crash";
+pub const RECOVERS: &str = "the next start recovers the set as after a crash";
 
 /// True if the set's metadata are invalid, or contradict each other.
 fn is_damage(error: &Error) -> bool {
@@ -171,10 +173,8 @@ fn is_damage(error: &Error) -> bool {
 pub fn damage(error: &Error) -> String {
     match error {
         Error::Node { .. } => "its index is damaged".to_owned(),
-        Error::NoJournal => "its journal is damaged: there is no entry".to_owned(),
-        Error::Format { doing: Doing::Priorities, .. } => {
-            "the generations of its buckets are damaged".to_owned()
-        }
+        Error::NoJournal => "its journal is damaged: it has no valid entry".to_owned(),
+        Error::Format { doing: Doing::Priorities, .. } => "its bucket generations are damaged".to_owned(),
         Error::Format { doing: Doing::Uuids, .. } => "its table of volumes is damaged".to_owned(),
         Error::Format { doing: Doing::Journal, .. } => "its journal is damaged".to_owned(),
         error => error.to_string(),
@@ -184,31 +184,33 @@ pub fn damage(error: &Error) -> String {
 /// Why a job on a volume has failed.
 pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
     let what = match verb {
-        Verb::Flush => format!("not all of {name} could be written back"),
+        Verb::Flush => format!("not all dirty data of {name} could be written back"),
         Verb::Detach => format!("{name} could not be detached"),
         Verb::Attach => format!("{name} could not be attached"),
         Verb::Remove => format!("{name} could not be removed"),
         Verb::Stop => format!("{name} could not be stopped"),
         Verb::Add => format!("{name} could not be added"),
         Verb::Forget => format!("{name} could not be forgotten"),
-        Verb::Grow | Verb::Shrink => format!("{name} could not be given another size"),
+        Verb::Grow | Verb::Shrink => format!("the size of {name} could not be changed"),
         Verb::Release => format!("{name} could not be released"),
         Verb::Import => format!("{name} could not be imported"),
-        Verb::Replace => format!("{name} could not leave its cache"),
+        Verb::Replace => format!("{name} could not be detached from its cache"),
     };
     match error {
         Error::NoRoom { sectors_max, .. } => {
             return Failure::new(Kind::NoRoom, what)
-                .why(format!("its cache can promise no more than {} of it", exact(sectors_max * 512)))
+                .why(format!("its cache has room for at most {} of it", exact(sectors_max * 512)))
                 .next(format!("the largest that fits is `--size {}`", typed(sectors_max * 512)));
         }
         Error::NotWalked { percent } => {
             return Failure::new(Kind::InUse, what)
                 .why(format!("the index of its cache is still being read ({percent}%)"))
-                .next("ask again in a moment");
+                .next("try again in a moment");
         }
         Error::OpenedAnew => {
-            return Failure::new(Kind::Io, what).why(error.to_string()).next("the same command begins anew");
+            return Failure::new(Kind::Io, what)
+                .why(error.to_string())
+                .next("repeat the command: it starts from the beginning");
         }
         _ => {}
     }
@@ -218,16 +220,16 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
         Error::Io { doing: Doing::Backing | Doing::BackingFlush, .. } | Error::LostWrites | Error::Cancelled
     );
     let next = match verb {
-        _ if is_of_cache => "`bcached status` says how it stands",
-        Verb::Flush => "what is dirty stays in the cache, and is safe there",
-        Verb::Detach => "it is attached as before, and what is dirty is safe in the cache",
-        Verb::Attach => "it is served without a cache as before",
-        Verb::Grow | Verb::Shrink => "it is as large as before, and what is dirty is safe in the cache",
+        _ if is_of_cache => "`bcached status` shows its state",
+        Verb::Flush => "its dirty data stays in the cache, and is safe there",
+        Verb::Detach => "it is still attached, and its dirty data is safe in the cache",
+        Verb::Attach => "it is still served without a cache",
+        Verb::Grow | Verb::Shrink => "its size is unchanged, and its dirty data is safe in the cache",
         Verb::Replace => {
-            "it is attached as before, and what is dirty is safe in the cache; the same command goes on with it"
+            "it is still attached, and its dirty data is safe in the cache; repeat the command to continue"
         }
         Verb::Remove | Verb::Stop | Verb::Add | Verb::Forget | Verb::Release | Verb::Import => {
-            "`bcached status` says how it stands"
+            "`bcached status` shows its state"
         }
     };
     let kind = if *error == Error::Cancelled { Kind::Cancelled } else { Kind::Io };
@@ -235,8 +237,8 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
 }
 
 /// What to do if the volume table of a set has no free slot.
-const FREES_SLOTS: &str = "give up a volume that is not wanted any more (`bcached detach`, `bcached forget`), then start again, which makes its slot free; \
-    a cache with larger buckets has more slots";
+const FREES_SLOTS: &str = "give up a volume that is no longer needed (`bcached detach`, `bcached forget`), then start the daemon again, which frees its \
+    slot; a cache with larger buckets has more slots";
 
 /// Why a flash-only volume is not made, or not served.
 pub fn of_flash(name: &str, error: &Error) -> Failure {
@@ -245,8 +247,8 @@ pub fn of_flash(name: &str, error: &Error) -> Failure {
         Error::NoRoom { sectors, sectors_max } => failure(
             Kind::NoRoom,
             format!(
-                "{} are asked for, and the cache can promise {} ({sectors_max} sectors) beside what is dirty and what \
-                 others in it were promised",
+                "{} were requested, and the cache has room for {} ({sectors_max} sectors) beside its dirty data and the \
+                 space promised to other volumes",
                 human(sectors * 512),
                 exact(sectors_max * 512)
             ),
@@ -255,11 +257,11 @@ pub fn of_flash(name: &str, error: &Error) -> Failure {
         .option("--size"),
         Error::NotWholeBlocks { block_sectors, .. } => failure(
             Kind::Geometry,
-            format!("its size must be one block of {} or several", human(block_sectors * 512)),
+            format!("its size must be a whole number of blocks of {}, at least one", human(block_sectors * 512)),
         )
         .option("--size"),
         Error::NoSlot(_) => failure(Kind::NoRoom, error.to_string()).next(FREES_SLOTS),
-        _ => failure(Kind::Io, error.to_string()).next("`bcached status` says how it stands"),
+        _ => failure(Kind::Io, error.to_string()).next("`bcached status` shows its state"),
     }
 }
 
@@ -272,58 +274,59 @@ pub fn of_attach(name: &str, error: &Error) -> Failure {
         Error::OtherSet(_) => (
             Kind::WrongSet,
             Some(
-                "serve it with that cache; nothing overrides this; if that is dead, docs/failures.md (clean: nothing is lost) \
-                 says how the device comes to a new one with all of its data",
+                "serve it with that cache; nothing overrides this; if that cache is dead, docs/failures.md (clean: nothing is \
+                 lost) describes how to move the device to a new cache with all of its data",
             ),
         ),
         Error::TooSmall { .. } => {
-            (Kind::Damaged, Some("give the device its former size back; nothing was written to it"))
+            (Kind::Damaged, Some("restore the device's former size; nothing was written to it"))
         }
         Error::DirtyUnknown => (
             Kind::WrongSet,
             Some(
-                "if the log says `table-damaged`, or `status` tells of dirty data of no known volume, that is probably its data: \
-                 keep both devices as they are (docs/failures.md, a lost table of volumes); if not, look for the cache that it was \
-                 used with; if that was made to give its dirty data up (`bcached forget`), the device is old and has holes \
+                "if the log has `table-damaged`, or `status` shows dirty data of no known volume, that is probably its data: \
+                 keep both devices as they are (docs/failures.md, a lost table of volumes); otherwise, look for the cache that \
+                 it was used with; if its dirty data there was given up (`bcached forget`), the device is old and has holes \
                  (docs/failures.md, dirty: the newest data was on the cache)",
             ),
         ),
         Error::OlderCache { .. } => (
             Kind::WrongSet,
             Some(
-                "serve it with the newer cache device; if that is gone, `bcached forget` of this volume drops what the older one \
-                 holds of it, and the backing device is attached anew",
+                "serve it with the newer cache device; if that is lost, `bcached forget` of this volume drops its data from the \
+                 older cache device, and the backing device is attached anew",
             ),
         ),
         Error::LostNumber { .. } => (
             Kind::WrongSet,
             Some(
-                "keep an image of both devices; `cache = \"none\"` in its section serves the device as it is, and what the cache \
-                 holds stays there",
+                "save an image of both devices; with `cache = \"none\"` in its section, the device is served as it is, and the \
+                 data in the cache stays there",
             ),
         ),
         Error::OlderBacking => (
             Kind::WrongSet,
             Some(
-                "serve the newer device; to go on with this one, `bcached forget` of this volume drops what the cache holds of \
-                 the newer state, and this device is attached anew",
+                "serve the newer device; to continue with this one, use `bcached forget` of this volume: it drops the newer data \
+                 from the cache, and this device is attached anew",
             ),
         ),
-        Error::BlockSize { .. } => {
-            (Kind::Geometry, Some("make the cache with `bcached make --for` that backing device, or --block"))
-        }
+        Error::BlockSize { .. } => (
+            Kind::Geometry,
+            Some("make the cache with `bcached make --for` this backing device, or with --block"),
+        ),
         Error::Duplicate => (
             Kind::SameDevice,
-            Some("one is a copy of the other: serve the one that was in use, and never both with one cache"),
+            Some("one is a copy of the other: serve only the one that was in use, never both with one cache"),
         ),
         Error::NoSlot(_) => (Kind::NoRoom, Some(FREES_SLOTS)),
         Error::NotABacking | Error::NotACache => (Kind::NotBcache, None),
         Error::Format { .. } => (Kind::Damaged, None),
         error if is_full(error) => (
             Kind::DeviceFails,
-            Some("free space on the file systems below it and below its cache, then start again"),
+            Some("free space on the file systems below it and below its cache, then start the daemon again"),
         ),
-        error if error.may_pass() => (Kind::DeviceFails, Some("look at the device")),
+        error if error.may_pass() => (Kind::DeviceFails, Some("check the device for errors")),
         _ => (Kind::Io, None),
     };
     let failure = Failure::new(kind, format!("cannot serve {name}")).why(error.to_string());
@@ -340,9 +343,9 @@ pub fn of_return(name: &str, path: &Path, error: &Error) -> Failure {
         Error::NotAsItWas(_) => Failure { kind: Kind::WrongSet, ..failure }
             .why(error.to_string())
             .next(format!(
-                "look at what is on it; `bcached remove {name}` and `bcached add {name}` serve it as a start would"
+                "check the data on it; `bcached remove {name}` and then `bcached add {name}` serve it as a start would"
             )),
-        _ => failure.why(error.to_string()).next("it is tried again"),
+        _ => failure.why(error.to_string()).next("bcached tries again"),
     }
 }
 
@@ -350,16 +353,16 @@ pub fn of_return(name: &str, path: &Path, error: &Error) -> Failure {
 pub fn of_cache_return(name: &str, path: &Path, error: &Error) -> Failure {
     let failure = not_taken_up(name, path);
     match error {
-        Error::NotAsItWas(_) => Failure { kind: Kind::WrongSet, ..failure }
-            .why(error.to_string())
-            .next("start the daemon again when nobody else uses it: that takes it as it is now"),
-        _ => failure.why(error.to_string()).next("it is tried again"),
+        Error::NotAsItWas(_) => Failure { kind: Kind::WrongSet, ..failure }.why(error.to_string()).next(
+            "start the daemon again when no other process uses the device: it then takes the device as it is",
+        ),
+        _ => failure.why(error.to_string()).next("bcached tries again"),
     }
 }
 
 /// The same failure, without a reason yet.
 pub fn not_taken_up(name: &str, path: &Path) -> Failure {
-    Failure::new(Kind::Io, format!("cannot take up {} for {name}", path.display()))
+    Failure::new(Kind::Io, format!("cannot use {} for {name}", path.display()))
 }
 
 #[cfg(test)]
@@ -411,31 +414,34 @@ mod tests {
         {
             let said = told(damaged);
             assert!(
-                !said.contains("recovers") && said.contains("the next start meets the same damage"),
+                !said.contains("recovers") && said.contains("the next start finds the same damage"),
                 "{said}"
             );
         }
         let of_machine = told(failed(Error::Inconsistent(NOT_GIVEN)));
-        assert!(of_machine.contains("the next start recovers it"), "{of_machine}");
+        assert!(of_machine.contains("the next start recovers the set"), "{of_machine}");
         let journal = told(failed(io(Doing::Journal, IoErrorKind::Io)));
         assert!(
-            journal.contains("the next start recovers it as after a crash, when its device works"),
+            journal.contains("when its device works again, the next start recovers the set as after a crash"),
             "{journal}"
         );
         let full = told(failed(io(Doing::Journal, IoErrorKind::NoSpace)));
-        assert!(full.contains("make room on the file system") && full.contains("recovers it"), "{full}");
+        assert!(
+            full.contains("free space on the file system") && full.contains("recovers the set"),
+            "{full}"
+        );
         let flush = told(failed(io(Doing::CacheFlush, IoErrorKind::Io)));
-        assert!(flush.contains("without what was acknowledged and not flushed"), "{flush}");
+        assert!(flush.contains("without writes that were acknowledged and not flushed"), "{flush}");
         let gone = told(failed(io(Doing::Journal, IoErrorKind::Gone)));
-        assert!(gone.contains("when its device is back: as after a power cut"), "{gone}");
+        assert!(
+            gone.contains("when its device is back, the next start recovers the set: as after a power cut"),
+            "{gone}"
+        );
         let cut = told(failed(io(Doing::Journal, IoErrorKind::Shrunk { expected: 9, found: 8 })));
-        assert!(cut.contains("give the device its former size back") && !cut.contains("recovers"), "{cut}");
+        assert!(cut.contains("restore the device's former size") && !cut.contains("recovers"), "{cut}");
         for backing in [Error::LostWrites, io(Doing::BackingFlush, IoErrorKind::Io)] {
             let said = told(backing);
-            assert!(
-                said.contains("writes that were acknowledged may be lost") && !said.contains("recovers"),
-                "{said}"
-            );
+            assert!(said.contains("acknowledged writes may be lost") && !said.contains("recovers"), "{said}");
         }
     }
 }

@@ -91,7 +91,7 @@ fn catch_panics(log: &'static Log) {
     std::panic::set_hook(Box::new(|panic| {
         let thread = thread::current();
         let name = thread.name().unwrap_or("unnamed");
-        tracing::error!(event = "panic", "a fault of bcached, in its thread {name}: {panic}");
+        tracing::error!(event = "panic", "internal error of bcached in thread {name}: {panic}");
         // Captured only if the environment asks for it.
         let trace = Backtrace::capture();
         if trace.status() == BacktraceStatus::Captured {
@@ -159,7 +159,7 @@ pub fn init() {
     if let Some(part) = misunderstood {
         tracing::warn!(
             event = "log-filter-refused",
-            "{VARIABLE}: `{part}` is not understood, so `{DEFAULT}` counts; it takes error, warn, info, debug or trace, or such a level for a part of the program: bcached_engine=debug"
+            "{VARIABLE}: `{part}` is not a level, so `{DEFAULT}` is used; valid are error, warn, info, debug and trace, and such a level for a part of the program: bcached_engine=debug"
         );
     }
 }

@@ -38,7 +38,7 @@ pub fn protect() {
         Err(error) => tracing::warn!(
             event = "oom-not-protected",
             "cannot protect this process from the OOM killer ({error}): it may be killed when memory is short; give it \
-             CAP_SYS_RESOURCE, or start it by systemd with OOMScoreAdjust={PROTECTED}"
+             CAP_SYS_RESOURCE, or start it from systemd with OOMScoreAdjust={PROTECTED}"
         ),
     }
 }

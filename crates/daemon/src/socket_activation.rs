@@ -28,8 +28,8 @@ const USES: &str = "name it `nbd`, `control` or `monitor` (FileDescriptorName= o
 /// A socket does not fit its name.
 pub fn take() -> Result<Sockets, Failure> {
     let named = descriptors().map_err(|error| {
-        Failure::new(Kind::Usage, "cannot take the sockets that were passed")
-            .why(format!("LISTEN_FDS and LISTEN_FDNAMES do not tell which: {error}"))
+        Failure::new(Kind::Usage, "cannot use the sockets that were passed")
+            .why(format!("LISTEN_FDS and LISTEN_FDNAMES are invalid: {error}"))
     })?;
     let mut sockets = Sockets::default();
     named.into_iter().try_for_each(|(name, fd)| sockets.add(&name, fd))?;
@@ -40,11 +40,11 @@ impl Sockets {
     fn add(&mut self, name: &str, fd: OwnedFd) -> Result<(), Failure> {
         let number = fd.as_raw_fd();
         let cannot = |why: &str| {
-            let what = format!("cannot take the socket `{name}` that was passed (descriptor {number})");
+            let what = format!("cannot use the socket `{name}` that was passed (descriptor {number})");
             Failure::new(Kind::Usage, what).why(why)
         };
         if !matches!(name, "nbd" | "control" | "monitor") {
-            return Err(cannot("nobody knows what it is for").next(USES));
+            return Err(cannot("its purpose is unknown").next(USES));
         }
         let passed = Passed::new(fd).map_err(|why| cannot(&why.to_string()))?;
         let place = match name {
@@ -53,14 +53,14 @@ impl Sockets {
                 return Ok(());
             }
             _ if matches!(passed.at(), At::Tcp(_)) => {
-                return Err(cannot("commands are taken on unix sockets only"));
+                return Err(cannot("commands are accepted on unix sockets only"));
             }
             "control" => &mut self.control,
             _ => &mut self.monitor,
         };
         match place.replace(passed) {
             None => Ok(()),
-            Some(_) => Err(cannot("there is one of that name already").next("pass one")),
+            Some(_) => Err(cannot("another socket has this name already").next("pass only one")),
         }
     }
 }

@@ -65,11 +65,12 @@ impl OwnedList {
             Ok(Replaced::Same) => {}
             Ok(Replaced::By(devices)) => tracing::info!(
                 event = "owned-list-written",
-                "{path}: the kernel's bcache is kept away from {devices} devices; an initramfs has its own copy"
+                "{path} now keeps the kernel's bcache away from {devices} device{}; an initramfs has its own copy",
+                if devices == 1 { "" } else { "s" }
             ),
             Ok(Replaced::NotOurs) => tracing::warn!(
                 event = "owned-list-not-ours",
-                "{path} was not made by bcached and lacks a configured device; add its line, or remove the file"
+                "{path} was not made by bcached and lacks a configured device; add a line for it, or remove the file"
             ),
             Err(error) => tracing::warn!(
                 event = "owned-list-failed",

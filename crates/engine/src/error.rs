@@ -37,7 +37,7 @@ impl core::fmt::Display for Doing {
         f.write_str(match self {
             Self::Data => "cached data",
             Self::Journal => "journal entry",
-            Self::Note => "note of the former process",
+            Self::Note => "note of an earlier process",
             Self::Node => "btree node",
             Self::Priorities => "priorities",
             Self::Uuids => "uuid table",
@@ -74,22 +74,22 @@ pub enum Error {
     Failed(Box<Error>),
     /// The volume continues without its cache from now on; the request that met this is carried out
     /// without it.
-    #[error("the volume has left its cache")]
+    #[error("the volume is now served without its cache")]
     Uncached,
     /// The volume is flash-only: it has no backing device that could be served without the cache.
-    #[error("the volume lives in the cache alone: it cannot be detached or attached")]
+    #[error("the volume is flash-only: it has no backing device, so it cannot be attached or detached")]
     FlashOnly,
     /// The volume is not flash-only.
-    #[error("the volume has a backing device")]
+    #[error("the volume is not flash-only: it has a backing device")]
     HasBacking,
     /// The set knows nothing of the operation that was begun: it has been reopened since.
-    #[error("the cache set was opened anew meanwhile, and nothing was done")]
+    #[error("the cache set was reopened during the operation, and nothing was done")]
     OpenedAnew,
     /// The volume is already served without the cache.
     #[error("the volume is not attached")]
     NotAttached,
     /// The volume is already served through the cache.
-    #[error("the volume is attached already")]
+    #[error("the volume is already attached")]
     Attached,
     /// The volume is being served.
     #[error("the volume is being served")]
@@ -98,7 +98,7 @@ pub enum Error {
     #[error("the volume is being forgotten")]
     BeingForgotten,
     /// A flash-only volume that could not be filled.
-    #[error("there is room for {sectors_max} sectors, and {sectors} are asked for")]
+    #[error("not enough space in the cache: {sectors} sectors requested, at most {sectors_max} possible")]
     NoRoom {
         /// Requested size, in sectors.
         sectors: u64,
@@ -106,7 +106,10 @@ pub enum Error {
         sectors_max: u64,
     },
     /// A flash-only volume must consist of whole blocks, at least one.
-    #[error("{sectors} sectors are not whole blocks of {block_sectors}")]
+    #[error(
+        "the size of {sectors} sectors is not a whole number of blocks of {block_sectors} sectors, at \
+         least one"
+    )]
     NotWholeBlocks {
         /// Requested size, in sectors.
         sectors: u64,
@@ -114,7 +117,10 @@ pub enum Error {
         block_sectors: u64,
     },
     /// The volume cannot have this size.
-    #[error("the volume can have {sectors_min} to {sectors_max} sectors, and {sectors} are asked for")]
+    #[error(
+        "the size of {sectors} sectors is out of range: the volume can have {sectors_min} to \
+         {sectors_max} sectors"
+    )]
     Size {
         /// The requested size, in sectors.
         sectors: u64,
@@ -124,31 +130,38 @@ pub enum Error {
         sectors_max: u64,
     },
     /// The volume is already being attached, detached or resized.
-    #[error("the volume is being attached, detached or resized already")]
+    #[error("the volume is already being attached, detached or resized")]
     OnItsWay,
     /// The set is being stopped.
     #[error("the cache set is being stopped")]
     Stopping,
     /// The operation was cancelled.
-    #[error("it was cancelled")]
+    #[error("the operation was cancelled")]
     Cancelled,
     /// The data of a request lies in memory of another process, which has taken it back.
     #[error("{0}")]
     OutOfReach(OutOfReach),
     /// The journal was left so full that its replay has no room for the entries that it must write.
     #[error(
-        "the journal is too full to be replayed: no room for what the replay must write; the set is left as it was"
+        "the journal is too full to be replayed: it has no room for the entries that the replay must \
+         write; the set is left as it was"
     )]
     JournalFull,
     /// No bucket is available, and none can be freed without writing dirty data back.
-    #[error("no space left in the cache: everything is dirty or metadata")]
+    #[error("no space left in the cache: all of it holds dirty data or metadata")]
     NoSpace,
     /// An earlier flush of the backing device failed: the writes it should have covered may be
     /// lost.
-    #[error("an earlier flush of the backing device failed: writes it should have covered may be lost")]
+    #[error(
+        "an earlier flush of the backing device failed: writes that it should have made durable may be \
+         lost"
+    )]
     LostWrites,
     /// The memory for B-tree nodes is too small for this set's nodes and the height of its tree.
-    #[error("the memory for btree nodes is too small: {budget} bytes, this cache set needs {needed}")]
+    #[error(
+        "not enough memory for btree nodes: {budget} bytes are configured, this cache set needs \
+         {needed} bytes"
+    )]
     NodeBudget {
         /// The configured limit, in bytes.
         budget: usize,
@@ -157,7 +170,7 @@ pub enum Error {
     },
     /// There is no memory for the bucket table of the set, or the set has more buckets than a table
     /// can hold.
-    #[error("no memory for {buckets} buckets: their table takes {needed} bytes")]
+    #[error("no memory for the table of {buckets} buckets, which needs {needed} bytes")]
     BucketMemory {
         /// Buckets of the set.
         buckets: u64,
@@ -168,7 +181,10 @@ pub enum Error {
     #[error("no such volume")]
     NoVolume,
     /// The request is outside the volume or does not consist of whole sectors.
-    #[error("request outside the volume: sector {sector}, {sectors} sectors, volume of {volume_sectors}")]
+    #[error(
+        "request outside the volume: {sectors} sectors from sector {sector} on, but the volume has \
+         {volume_sectors} sectors"
+    )]
     Range {
         /// First sector requested.
         sector: u64,
@@ -178,7 +194,7 @@ pub enum Error {
         volume_sectors: u64,
     },
     /// The request depends on how much is dirty, and that has not all been counted since the start.
-    #[error("the index is still being read after the start ({percent}%): try again when it has been")]
+    #[error("the index is still being read after the start ({percent}%): try again when that is complete")]
     NotWalked {
         /// Percentage of the index read so far.
         percent: u64,
@@ -188,7 +204,8 @@ pub enum Error {
     Inconsistent(&'static str),
     /// Dirty data lies beyond the end of the backing device.
     #[error(
-        "the backing device ends at sector {sectors}, but the cache holds dirty data for it beyond: it was cut short"
+        "the backing device ends at sector {sectors}, but the cache holds dirty data beyond that \
+         sector: the device was truncated"
     )]
     TooSmall {
         /// Size of the backing device, in sectors.
@@ -196,7 +213,7 @@ pub enum Error {
     },
     /// The backing device has dirty data in a cache that is not present.
     #[error(
-        "the backing device has dirty data in cache set {0}, which is not this one: refusing to serve it without"
+        "the backing device has dirty data in another cache set ({0}), and is not served without that set"
     )]
     DirtyElsewhere(bcached_format::Uuid),
     /// The backing device is dirty, but the set's table does not list it.
@@ -204,8 +221,8 @@ pub enum Error {
     DirtyUnknown,
     /// The backing device records a journal entry that the cache has never had.
     #[error(
-        "the cache is an older copy of itself: the backing device was used with journal entry {entry}, and the newest that \
-         the cache has is {newest}"
+        "the cache is an older copy of itself: the backing device was used with journal entry {entry}, \
+         but the newest in the cache is {newest}"
     )]
     OlderCache {
         /// The entry that the backing device records.
@@ -219,8 +236,8 @@ pub enum Error {
     /// The table of volumes has lost the number of a backing device that is marked *clean*, and
     /// there is dirty data under that number.
     #[error(
-        "the table of volumes has lost this volume, and dirty data stands under its number {}: it is newer than the device, or \
-         another volume's", number.0
+        "this volume is missing from the table of volumes, and there is dirty data under its number {}: \
+         that data is newer than the device, or belongs to another volume", number.0
     )]
     LostNumber {
         /// The number that the device records.
@@ -228,8 +245,9 @@ pub enum Error {
     },
     /// The sizes leave no room to append to nodes or to the journal.
     #[error(
-        "cannot run a cache with buckets of {bucket_sectors} sectors, blocks of {block_sectors} and {journal_buckets} \
-         journal buckets: a bucket must hold two blocks, and the journal four buckets"
+        "cannot run a cache with buckets of {bucket_sectors} sectors, blocks of {block_sectors} sectors \
+         and {journal_buckets} journal buckets: a bucket must hold two blocks, and the journal needs four \
+         buckets"
     )]
     Sizes {
         /// Bucket size, in sectors.
@@ -240,7 +258,10 @@ pub enum Error {
         journal_buckets: u64,
     },
     /// The backing device's block size does not fit the set's.
-    #[error("block size of the backing device ({backing} sectors) is smaller than the set's ({set})")]
+    #[error(
+        "the block size of the backing device ({backing} sectors) is smaller than that of the set \
+         ({set} sectors)"
+    )]
     BlockSize {
         /// Block size of the backing device, in sectors.
         backing: u64,
@@ -248,13 +269,13 @@ pub enum Error {
         set: u64,
     },
     /// A device that is to replace the one under a volume does not match it.
-    #[error("it is not as it was: {0}")]
+    #[error("the device is not accepted: {0}")]
     NotAsItWas(&'static str),
     /// The table of volumes has no free slot.
-    #[error("no room for another volume: all {0} slots of the table are used up")]
+    #[error("no room for another volume: all {0} slots of the volume table are in use")]
     NoSlot(usize),
     /// A device with the same UUID is already attached.
-    #[error("a backing device with this UUID is attached already")]
+    #[error("a backing device with this UUID is already attached")]
     Duplicate,
     /// On-disk structures are damaged or not acceptable.
     #[error("{doing}: {source}")]
@@ -272,7 +293,7 @@ pub enum Error {
     NotABacking,
     /// The backing device belongs to another cache set.
     #[error(
-        "the backing device is attached to cache set {0}, which is not this one: its cached data there would become stale"
+        "the backing device is attached to another cache set ({0}): its cached data there would become stale"
     )]
     OtherSet(bcached_format::Uuid),
     /// A device marked as started has no valid journal entry.
@@ -288,8 +309,8 @@ pub enum Error {
     },
     /// A newer entry lies behind a damaged one, so others before and after it may be missing too.
     #[error(
-        "journal entry {sequence} is newer than {found}, but stands behind one that is damaged: what was written since \
-         {found} would be lost"
+        "journal entry {sequence} is newer than entry {found}, but lies behind one that is damaged: \
+         what was written since entry {found} would be lost"
     )]
     JournalHidden {
         /// The newest hidden entry.

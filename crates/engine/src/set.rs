@@ -386,7 +386,7 @@ impl CacheSet {
         if self.env().has_breath() {
             match self.try_once(changes, None, &mut transition)? {
                 Attempt::Done(Some(result)) => return Ok(result),
-                Attempt::Done(None) => unreachable!("nothing else is to be done first"),
+                Attempt::Done(None) => unreachable!("without a pending position, the attempt itself runs"),
                 Attempt::Needs(missing) => need = Some(missing),
             }
         }

@@ -54,7 +54,7 @@ impl<K: Copy + Ord, V> Sorted<K, V> {
     /// # Panics
     /// If the map has that key already.
     pub fn insert(&mut self, key: K, value: V) -> usize {
-        let place = self.place(key).expect_err("the caller has looked");
+        let place = self.place(key).expect_err("the key is not in the map yet");
         self.0.insert(place, (key, value));
         place
     }

@@ -87,7 +87,7 @@ impl Counted {
     pub fn hit_percent(&self) -> Option<u64> {
         let asked = u128::from(self.hits) + u128::from(self.misses);
         let percent = (u128::from(self.hits) * 100).checked_div(asked)?;
-        Some(u64::try_from(percent).expect("at most a hundred"))
+        Some(u64::try_from(percent).expect("a percentage is at most 100"))
     }
 
     const fn numbers(self) -> [u64; NUMBERS] {

@@ -311,11 +311,11 @@ impl CacheSet {
             s.check_invariants();
             s.nodes.check_invariants();
             let shares = self.inner.shares.get();
-            assert_eq!(s.nodes.budget(), shares.budget, "there is as much memory as was shared out");
+            assert_eq!(s.nodes.budget(), shares.budget, "the node cache has the budget that it was assigned");
             let tickets = self.inner.tickets.available();
-            assert!(tickets <= shares.tickets, "{tickets} tickets for memory for {}", shares.tickets);
+            assert!(tickets <= shares.tickets, "{tickets} tickets, but memory for only {}", shares.tickets);
             let open = s.buckets.iter().filter(|(_, bucket)| bucket.usage == Usage::Open).count();
-            assert_eq!(open, s.open.count(), "open buckets are known");
+            assert_eq!(open, s.open.count(), "every open bucket is listed");
         });
     }
 }

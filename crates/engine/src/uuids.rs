@@ -240,7 +240,7 @@ impl UuidTable {
     pub fn free(&mut self, inode: Inode) {
         assert!(
             self.long_gone.remove(&inode) && self.slot(inode).is_some_and(UuidSlot::is_invalidated),
-            "its volume is long gone"
+            "only a slot that was invalidated long ago is freed"
         );
         self.slots[inode.0 as usize] = UuidSlot::FREE;
         self.looked_at(inode, true);
@@ -294,7 +294,7 @@ pub async fn read(
     let malformed = |source| Error::Format { doing: Doing::Uuids, source };
     let key = &header.uuids;
     bcached_format::key_check::check_uuid_key(geometry, key).map_err(|source| malformed(source.into()))?;
-    let pointer = crate::btree::pointer_to_read(&key.pointers).expect("the check wants a pointer");
+    let pointer = crate::btree::pointer_to_read(&key.pointers).expect("the check requires a pointer");
     let length = geometry.meta_bytes().min(usize::from(key.size) * 512);
     let (result, buffer) = disk.read(pointer.sector(), Buffer::zeroed(length)).await;
     result.map_err(Error::io(Doing::Uuids))?;
@@ -329,7 +329,7 @@ async fn sum_of(env: &Env, bytes: &[u8]) -> u64 {
 #[must_use]
 pub fn table_key(geometry: &Geometry, buckets: &Buckets, bucket: BucketId) -> Key {
     let pointer = Pointer::new(bucket.device, buckets.sector(bucket), buckets.get(bucket).generation);
-    let size = u16::try_from(geometry.meta_sectors()).expect("at most 4 MiB");
+    let size = u16::try_from(geometry.meta_sectors()).expect("a table is at most 4 MiB");
     Key { size, pointers: Pointers::one(pointer), ..Key::default() }
 }
 
@@ -337,7 +337,7 @@ pub fn table_key(geometry: &Geometry, buckets: &Buckets, bucket: BucketId) -> Ke
 pub async fn store(set: &CacheSet) -> Result<(), Error> {
     // Take the bucket before the lock: the allocator may have to free one, and stores generations
     // under the same lock.
-    let bucket = allocator::take_metadata(set, 1).await?.pop().expect("one was asked for");
+    let bucket = allocator::take_metadata(set, 1).await?.pop().expect("one bucket was requested");
     let _alone = set.inner.metadata.acquire(1).await;
     let entry = writer::claim_entry(set).await?;
     let edition = new_stamp(set);
@@ -353,7 +353,7 @@ pub async fn store(set: &CacheSet) -> Result<(), Error> {
     });
     entry.commit().await?;
     set.with(|s| {
-        let pointer = crate::btree::pointer_to_read(&former.pointers).expect("a table lies somewhere");
+        let pointer = crate::btree::pointer_to_read(&former.pointers).expect("a table's key has a pointer");
         let bucket = s.buckets.of(pointer).expect("a table lies in a bucket");
         s.buckets.free_metadata(bucket, None);
     });

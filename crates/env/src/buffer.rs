@@ -19,7 +19,7 @@ use core::ops::Range;
 pub const ALIGNMENT: usize = 4096;
 
 /// Why `as_slice` panics.
-const LENT: &str = "lent memory is seen by a copy only";
+const LENT: &str = "lent memory is accessible only through a copy";
 
 /// Unique memory, aligned when fresh; pieces split at multiples of a block keep the block's
 /// alignment.
@@ -53,7 +53,7 @@ impl<Own> Kind<Own> {
 /// The bytes of lent memory are not accessible: the lender has taken it back, or the kernel does
 /// not give access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the memory of a request is not to be had any more")]
+#[error("the memory of a request is no longer accessible")]
 pub struct OutOfReach;
 
 impl Buffer {
@@ -162,7 +162,7 @@ impl Buffer {
         match (&mut self.0, next.0) {
             (Kind::Own(memory), Kind::Own(next)) => memory.unsplit(next),
             (Kind::Lent(lent), Kind::Lent(next)) => lent.join(&next),
-            _ => unreachable!("memory of two kinds is not joined"),
+            _ => unreachable!("memory of two kinds cannot be joined"),
         }
     }
 

@@ -239,7 +239,7 @@ impl Kept {
 
     #[inline]
     pub(crate) fn of(token: Token) -> Self {
-        let place = usize::try_from(token.0 / 2).expect("tokens are places");
+        let place = usize::try_from(token.0 / 2).expect("a token is an index");
         if token.0.is_multiple_of(2) { Self::Awaited(place) } else { Self::Listened(place) }
     }
 }
@@ -296,7 +296,7 @@ impl Future for Pending {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { env, slot: own } = self.get_mut();
-        let index = own.expect("not polled after its end");
+        let index = own.expect("a completed operation is not polled again");
         let mut operations = env.core.operations.borrow_mut();
         match &mut operations[index].slot {
             Slot::Waiting(waker) => {
@@ -305,12 +305,12 @@ impl Future for Pending {
             }
             Slot::Done(_) => {
                 let Operation { slot, what } = operations.remove(index);
-                let Slot::Done(completion) = slot else { unreachable!("matched above") };
+                let Slot::Done(completion) = slot else { unreachable!("the slot was matched above") };
                 *own = None;
                 let result = completion.result.map_err(|kind| what.error(kind));
                 Poll::Ready((result, completion.buffer))
             }
-            Slot::Abandoned => unreachable!("its future is being polled"),
+            Slot::Abandoned => unreachable!("an operation being polled is not abandoned"),
         }
     }
 }

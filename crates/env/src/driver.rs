@@ -135,7 +135,7 @@ impl core::fmt::Display for IoErrorKind {
             Self::Io => "I/O error",
             Self::Unreachable => "unreachable",
             Self::NoSpace => "no space left",
-            Self::Invalid => "refused as invalid",
+            Self::Invalid => "rejected as invalid",
             Self::Unsupported => "not supported",
             Self::Gone => "the device is gone",
         })

@@ -80,7 +80,7 @@ impl Lent {
     /// # Panics
     /// If `into` has another length.
     pub fn copy_to(&self, into: &mut [u8]) -> Result<(), OutOfReach> {
-        assert_eq!(into.len(), self.length, "all of it");
+        assert_eq!(into.len(), self.length, "the target has the same length");
         if self.lender.read(self.start, into) { Ok(()) } else { Err(OutOfReach) }
     }
 
@@ -89,7 +89,7 @@ impl Lent {
     /// # Panics
     /// If there are more than it holds.
     pub fn put(&self, bytes: &[u8]) {
-        assert!(bytes.len() <= self.length, "it fits");
+        assert!(bytes.len() <= self.length, "the bytes fit");
         let _seen_to_by_the_lender = self.lender.write(self.start, bytes);
     }
 
@@ -108,7 +108,7 @@ impl Lent {
 
     pub(crate) fn join(&mut self, next: &Self) {
         let is_next = Arc::ptr_eq(&self.lender, &next.lender) && self.start + self.length == next.start;
-        assert!(is_next, "it was split from there");
+        assert!(is_next, "the pieces are adjacent");
         self.length += next.length;
     }
 
@@ -118,7 +118,7 @@ impl Lent {
     /// If the range is outside.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= self.length, "it is inside");
+        assert!(range.start <= range.end && range.end <= self.length, "the range is inside");
         Self { lender: Arc::clone(&self.lender), start: self.start + range.start, length: range.len() }
     }
 }

@@ -28,8 +28,8 @@ pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F:
     })
     .await;
     let done = slots.into_iter().map(|slot| match slot {
-        Slot::Done(output) => output.expect("taken once"),
-        Slot::Running(_) => unreachable!("all are done"),
+        Slot::Done(output) => output.expect("an output is taken once"),
+        Slot::Running(_) => unreachable!("all futures have ended"),
     });
     done.collect()
 }
@@ -52,5 +52,5 @@ pub async fn join_two<A: Future, B: Future>(first: A, second: B) -> (A::Output, 
         if first_done.is_some() && second_done.is_some() { Poll::Ready(()) } else { Poll::Pending }
     })
     .await;
-    (first_done.expect("both are done"), second_done.expect("both are done"))
+    (first_done.expect("both futures have ended"), second_done.expect("both futures have ended"))
 }

@@ -25,7 +25,7 @@ impl Rng {
     /// Returns a number in `0..bound`; `bound` must not be zero. The bias is below 2^-32 for bounds
     /// below 2^32.
     pub const fn below(&mut self, bound: u64) -> u64 {
-        assert!(bound > 0, "nothing is below zero");
+        assert!(bound > 0, "the bound is not zero");
         self.next() % bound
     }
 

@@ -211,7 +211,7 @@ impl Future for Acquire {
             return Poll::Ready(Permit { inner, count: self.count });
         }
         let place = queue.iter_mut().find(|(number, ..)| *number == ticket);
-        place.expect("queued above").2 = Some(context.waker().clone());
+        place.expect("the ticket was queued above").2 = Some(context.waker().clone());
         Poll::Pending
     }
 }

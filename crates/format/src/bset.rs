@@ -17,7 +17,7 @@ use alloc::vec::Vec;
 const CSUM: Field = Field::new(0, 8, "csum", "sum of bytes 8 .. 32 + 8 keys, seeded with the node's pointer");
 const MAGIC: Field = Field::new(8, 8, "magic", "0x90135C78B99E07F5 xor set magic");
 const SEQ: Field = Field::new(16, 8, "seq", "random, not zero; the same in all sets of a node");
-const VERSION: Field = Field::new(24, 4, "version", "1; 0 is read, its sum is not seeded");
+const VERSION: Field = Field::new(24, 4, "version", "1; 0 is accepted, its sum is not seeded");
 const KEYS: Field = Field::new(28, 4, "keys", "words of keys");
 
 /// Layout table of a set.
@@ -208,7 +208,7 @@ impl<M: AsMut<[u8]>> BsetWriter<M> {
         let begin = self.end;
         let bytes = &mut self.memory.as_mut()[..self.whole];
         for key in keys {
-            let words = write_key(&mut bytes[self.end..], key).expect("the room was counted");
+            let words = write_key(&mut bytes[self.end..], key).expect("there is room for the key");
             self.end += words * WORD_BYTES;
         }
         self.sum.add(&bytes[begin..self.end]);
@@ -220,7 +220,7 @@ impl<M: AsMut<[u8]>> BsetWriter<M> {
     /// If keys are missing.
     #[must_use]
     pub fn seal(mut self) -> M {
-        assert_eq!(self.end, self.whole, "all keys that were counted are in the set");
+        assert_eq!(self.end, self.whole, "the set has exactly the keys that were announced");
         CSUM.set_u64(self.memory.as_mut(), self.sum.value());
         self.memory
     }

@@ -54,7 +54,7 @@ from_parts!(Superblock SuperblockError, Bset BsetError, Node NodeError, Jset Jse
 #[non_exhaustive]
 pub enum SuperblockError {
     /// Fewer than 4096 bytes.
-    #[error("{found} bytes are too short for a superblock, which takes {wanted}")]
+    #[error("{found} bytes are too few for a superblock, which has {wanted} bytes")]
     Truncated {
         /// Bytes of a superblock.
         wanted: usize,
@@ -62,7 +62,7 @@ pub enum SuperblockError {
         found: usize,
     },
     /// The field with the superblock's own sector is wrong.
-    #[error("not a bcache superblock: it says that it belongs at sector {found}, not {wanted}")]
+    #[error("not a bcache superblock: it gives its own sector as {found}, not {wanted}")]
     BadOffset {
         /// Sector of a superblock.
         wanted: u64,
@@ -83,7 +83,7 @@ pub enum SuperblockError {
     },
     /// The count of journal buckets exceeds what the superblock can hold, so not even the checksum
     /// can be computed.
-    #[error("{found} journal buckets are listed, more than the {limit} there is room for")]
+    #[error("it lists {found} journal buckets, but there is room for {limit} only")]
     TooManyJournalBuckets {
         /// Buckets that fit.
         limit: u64,
@@ -102,7 +102,7 @@ pub enum SuperblockError {
     #[error("the device's uuid is zero")]
     NilUuid,
     /// The block size is below the device's logical block.
-    #[error("the block size of {found} sectors is smaller than the device's own of {wanted}")]
+    #[error("the block size of {found} sectors is smaller than the device's own of {wanted} sectors")]
     BlockBelowDevice {
         /// Logical block of the device.
         wanted: u64,
@@ -110,7 +110,7 @@ pub enum SuperblockError {
         found: u64,
     },
     /// A backing device's data would overlap its superblock.
-    #[error("the data offset of sector {found} lies before sector {wanted}")]
+    #[error("the data offset of sector {found} is before the first allowed sector, {wanted}")]
     DataOffsetTooSmall {
         /// First allowed sector.
         wanted: u64,
@@ -143,8 +143,8 @@ pub enum SuperblockError {
     },
     /// Large buckets in their first form, which no program creates any more.
     #[error(
-        "large buckets in the obsolete form: kernels let nobody write to such a set; read its volumes with a kernel, and make \
-         it anew"
+        "large buckets in the obsolete form, which kernels open read-only: read its volumes with a \
+         kernel, then format it again"
     )]
     ObsoleteLargeBucket,
     /// More buckets than can be addressed.
@@ -154,7 +154,7 @@ pub enum SuperblockError {
         found: u64,
     },
     /// Fewer buckets than a set needs.
-    #[error("{found} buckets are too few, at least {wanted} are needed")]
+    #[error("{found} buckets are too few: at least {wanted} are needed")]
     NotEnoughBuckets {
         /// Least number.
         wanted: u64,
@@ -168,7 +168,7 @@ pub enum SuperblockError {
         found: u64,
     },
     /// The block size is above a page.
-    #[error("the block size of {found} sectors is larger than a page of {limit}")]
+    #[error("the block size of {found} sectors is larger than a page of {limit} sectors")]
     BlockAbovePage {
         /// Sectors of a page.
         limit: u64,
@@ -182,7 +182,7 @@ pub enum SuperblockError {
         found: u64,
     },
     /// The logarithm of the bucket size is out of range.
-    #[error("the bucket size of 2^{found} sectors is larger than 2^{limit}")]
+    #[error("the bucket size of 2^{found} sectors is larger than 2^{limit} sectors")]
     BucketLogarithmTooLarge {
         /// Largest logarithm.
         limit: u32,
@@ -190,7 +190,7 @@ pub enum SuperblockError {
         found: u32,
     },
     /// The bucket size is below a page.
-    #[error("the bucket size of {found} sectors is smaller than a page of {wanted}")]
+    #[error("the bucket size of {found} sectors is smaller than a page of {wanted} sectors")]
     BucketBelowPage {
         /// Sectors of a page.
         wanted: u64,
@@ -198,7 +198,7 @@ pub enum SuperblockError {
         found: u64,
     },
     /// The buckets reach beyond the end of the device.
-    #[error("the device is too small: the superblock describes {wanted} sectors, it has {found}")]
+    #[error("the device is too small: the superblock describes {wanted} sectors, but it has {found}")]
     DeviceTooSmall {
         /// Sectors of all buckets (saturated).
         wanted: u64,
@@ -209,7 +209,7 @@ pub enum SuperblockError {
     #[error("the cache set's uuid is zero")]
     NilSetUuid,
     /// The device's number in the set, or the size of the set, makes no sense.
-    #[error("bad number of the cache device in its set: {index} of {count}")]
+    #[error("bad number of the cache device in its set: {index}, in a set of {count}")]
     BadDeviceNumber {
         /// Devices of the set.
         count: u16,
@@ -217,7 +217,7 @@ pub enum SuperblockError {
         index: u16,
     },
     /// The journal buckets are not one consecutive run from the first bucket on.
-    #[error("journal bucket {index} is bucket {found} instead of {wanted}: they are not consecutive")]
+    #[error("journal bucket {index} is bucket {found} instead of {wanted}: the journal is not consecutive")]
     JournalNotSequential {
         /// Index in the list.
         index: u64,
@@ -227,7 +227,7 @@ pub enum SuperblockError {
         found: u64,
     },
     /// The journal reaches beyond the last bucket.
-    #[error("the journal ends at bucket {wanted}, but there are only {found}")]
+    #[error("the journal ends at bucket {wanted}, but there are only {found} buckets")]
     JournalBeyondEnd {
         /// End of the journal, in buckets.
         wanted: u64,
@@ -235,7 +235,10 @@ pub enum SuperblockError {
         found: u64,
     },
     /// The first bucket overlaps the superblock.
-    #[error("the first bucket starts at sector {found}, inside the superblock which ends at {wanted}")]
+    #[error(
+        "the first bucket starts at sector {found}, inside the superblock, which ends at sector \
+         {wanted}"
+    )]
     FirstBucketInSuperblock {
         /// End of the superblock.
         wanted: u64,
@@ -262,7 +265,7 @@ pub enum SuperblockError {
         found: u8,
     },
     /// A backing device's data would start beyond its end.
-    #[error("the data offset of sector {found} lies beyond the end of the device at {limit}")]
+    #[error("the data offset of sector {found} is beyond the end of the device at sector {limit}")]
     DataOffsetBeyondEnd {
         /// Sectors of the device.
         limit: u64,
@@ -284,7 +287,7 @@ pub enum KeyError {
         found: usize,
     },
     /// More pointers than any program writes.
-    #[error("it has {found} pointers, more than the {limit} that are understood")]
+    #[error("it has {found} pointers, but at most {limit} are supported")]
     TooManyPointers {
         /// Most pointers.
         limit: usize,
@@ -292,7 +295,7 @@ pub enum KeyError {
         found: usize,
     },
     /// The end offset is beyond the key space.
-    #[error("its end {found:#x} lies beyond the largest offset")]
+    #[error("its end {found:#x} is beyond the largest offset")]
     EndTooLarge {
         /// End found.
         found: u64,
@@ -312,10 +315,10 @@ pub enum KeyError {
     #[error("its size is zero")]
     ZeroSize,
     /// A child key is marked dirty.
-    #[error("it is a child and marked dirty")]
+    #[error("it points to a child node and is marked dirty")]
     DirtyChild,
     /// A pointer to a device that the set does not have.
-    #[error("it points to device {found}, the set has only device 0")]
+    #[error("it points to device {found}, but the set has only device 0")]
     NoSuchDevice {
         /// Device number found.
         found: u16,
@@ -331,7 +334,7 @@ pub enum KeyError {
         found: u64,
     },
     /// An extent that crosses the end of its bucket.
-    #[error("its {size} sectors from sector {sector} on leave the bucket")]
+    #[error("its {size} sectors from sector {sector} on cross the end of the bucket")]
     CrossesBucket {
         /// First sector of the data.
         sector: u64,
@@ -351,7 +354,7 @@ pub enum KeyError {
         size: u16,
     },
     /// A key is out of order in its list. (A kernel does not check.)
-    #[error("it starts at {start}, before {previous} where the one before it ended")]
+    #[error("it starts at {start}, before the end of the previous key at {previous}")]
     OutOfOrder {
         /// End of the key before.
         previous: Position,
@@ -413,7 +416,7 @@ pub enum BsetError {
     #[error("empty set")]
     Empty,
     /// The node's sequence number appears after the end of its log: a set in between was lost.
-    #[error("corrupted btree: a set of this node stands behind the end of its log at block {end_block}")]
+    #[error("corrupted btree: a set of this node is beyond the end of its log at block {end_block}")]
     StraySet {
         /// Block at which the log ends.
         end_block: u32,
@@ -476,7 +479,7 @@ pub enum JsetError {
         found: u32,
     },
     /// The sequence numbers contradict each other. (A kernel does not check.)
-    #[error("the entry {seq} says that it needs entries from {last_seq} on")]
+    #[error("entry {seq} says that it needs entries from {last_seq} on")]
     BadSeq {
         /// Sequence number of the entry.
         seq: u64,

@@ -31,17 +31,17 @@ const TABLE_MARK: Field = Field::new(
     208,
     8,
     "prio_bucket[4]",
-    "junk; of bcached 0x7364697575636362 xor seq: the next two words speak of the uuid table",
+    "junk; with bcached: 0x7364697575636362 xor seq: the next two words describe the uuid table",
 );
 const TABLE_SUM: Field =
-    Field::new(216, 8, "prio_bucket[5]", "junk; of bcached the checksum of the uuid table");
+    Field::new(216, 8, "prio_bucket[5]", "junk; with bcached: the checksum of the uuid table");
 const TABLE_EDITION: Field =
-    Field::new(224, 8, "prio_bucket[6]", "junk; of bcached the edition of the uuid table");
+    Field::new(224, 8, "prio_bucket[6]", "junk; with bcached: the edition of the uuid table");
 const MARK: Field = Field::new(
     232,
     8,
     "prio_bucket[7]",
-    "junk; of bcached 0x2164656863616362 xor seq: bcached wrote the chain",
+    "junk; with bcached: 0x2164656863616362 xor seq: bcached wrote the chain",
 );
 
 /// Layout table of a journal entry.
@@ -238,7 +238,7 @@ pub fn seal_into(bytes: &mut [u8], magic: SetMagic, header: &JsetHeader, keys: &
     let mut at = JSET_HEADER_BYTES;
     for key in keys {
         assert!(key.size > 0, "a journalled key covers something");
-        at += write_key(&mut bytes[at..], key).expect("there is room") * WORD_BYTES;
+        at += write_key(&mut bytes[at..], key).expect("there is room for the key") * WORD_BYTES;
     }
     seal_in_place(&mut bytes[..at], magic, header);
     at
@@ -253,7 +253,7 @@ pub fn seal_in_place(bytes: &mut [u8], magic: SetMagic, header: &JsetHeader) {
     assert!(bytes.len() <= JSET_BYTES_MAX, "an entry has at most 32 KiB");
     assert!(
         header.last_seq > 0 && header.last_seq <= header.seq,
-        "an entry needs itself and older ones only"
+        "an entry needs only itself and older ones"
     );
     let keys = bytes.len().checked_sub(JSET_HEADER_BYTES).expect("room for the header");
     assert!(keys.is_multiple_of(WORD_BYTES), "keys are whole words");

@@ -175,7 +175,7 @@ impl<M: AsMut<[u8]>> PrioWriter<M> {
     /// # Panics
     /// If they do not fit, or are added after [`PrioWriter::pass`].
     pub fn push(&mut self, entries: impl Iterator<Item = BucketPrio>) {
-        assert!(!self.is_over, "what is behind the entries has been summed");
+        assert!(!self.is_over, "entries are added only before the set is complete");
         let begin = self.end;
         let bytes = self.memory.as_mut();
         let (mut slots, _) = bytes[begin..].as_chunks_mut::<ENTRY_BYTES>();

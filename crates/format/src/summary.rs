@@ -88,7 +88,7 @@ fn bytes_in(sectors: u64) -> usize {
 /// If there are more extents than [`extents_in`] these sectors.
 #[must_use]
 pub fn summary(sectors: u64, magic: SetMagic, bucket: u64, generation: Gen, extents: &[Extent]) -> Vec<u8> {
-    assert!(extents.len() <= extents_in(sectors), "more extents than find place");
+    assert!(extents.len() <= extents_in(sectors), "more extents than there is room for");
     let mut bytes = alloc::vec![0; bytes_in(sectors)];
     MAGIC.set_u64(&mut bytes, magic.summary());
     BUCKET.set_u64(&mut bytes, bucket);

@@ -25,27 +25,31 @@ const LAST: Field = Field::new(52, 4, "last_reg", "seconds since 1970");
 const INVALIDATED: Field = Field::new(56, 4, "invalidated", "seconds since 1970, 0: valid");
 const FLAGS: Field = Field::new(60, 4, "flags", "bit 0: flash-only volume");
 const SECTORS: Field = Field::new(64, 8, "sectors", "size of a flash-only volume");
-const EDITION: Field = Field::new(72, 8, "edition", "zero; of bcached which writing of the table this is");
+const EDITION: Field = Field::new(72, 8, "edition", "zero; with bcached: the edition of the table");
 const SUM: Field = Field::new(
     80,
     8,
     "sum",
-    "zero; of bcached standard checksum of set uuid, u32 slot number, the slot with sum 0",
+    "zero; with bcached: standard checksum of set uuid, u32 slot number, the slot with sum 0",
 );
 const RELEASED: Field = Field::new(
     88,
     8,
     "released",
-    "zero; of bcached 0x657361656c657262: given up when nobody needed its keys any more",
+    "zero; with bcached: 0x657361656c657262: given up after its keys were no longer needed",
 );
 const FORMER: Field = Field::new(
     96,
     8,
     "attachment[0]",
-    "zero; of bcached what the backing device may still say of its attachment",
+    "zero; with bcached: the former attachment, which the backing device may still record",
 );
-const CURRENT: Field =
-    Field::new(104, 8, "attachment[1]", "zero; of bcached what the backing device is to say of it");
+const CURRENT: Field = Field::new(
+    104,
+    8,
+    "attachment[1]",
+    "zero; with bcached: the attachment that the backing device is to record",
+);
 const REST: Field = Field::new(112, 16, "reserved", "zero");
 
 /// Layout table of a slot.

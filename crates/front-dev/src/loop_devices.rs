@@ -54,7 +54,7 @@ impl LoopDevice {
         // `losetup` may print a warning before the device.
         let path = said.rsplit("; ").next().unwrap_or_default();
         if !path.starts_with("/dev/") {
-            return Err(format!("losetup says {said:?}, which is no device"));
+            return Err(format!("losetup printed {said:?}, which is not a device"));
         }
         Ok(Self { path: path.into(), file: file.to_owned() })
     }
@@ -84,7 +84,7 @@ impl LoopDevice {
         while self.is_there() {
             if Instant::now() > deadline {
                 return Err(format!(
-                    "{} is in use, and goes when nobody has it open any more",
+                    "{} is in use, and is removed once no process has it open any more",
                     self.path.display()
                 ));
             }
@@ -110,7 +110,7 @@ fn is_of(told: &Path, file: &Path) -> bool {
 }
 
 fn text(path: &Path) -> Result<&str, String> {
-    path.to_str().ok_or_else(|| format!("{} is no text that losetup could be given", path.display()))
+    path.to_str().ok_or_else(|| format!("losetup cannot be given {}, which is not UTF-8", path.display()))
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ pub enum Rung {
 
 /// Why the machine supports none of the methods.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("this machine has no way to a block device: {}", sentence(reasons))]
+#[error("this machine cannot provide a block device: {}", sentence(reasons))]
 pub struct Missing {
     /// The reason for each method, best first.
     pub reasons: Vec<(Rung, String)>,
@@ -126,7 +126,8 @@ mod tests {
         let none = only(&[]).expect_err("there is none").to_string();
         assert_eq!(
             none,
-            "this machine has no way to a block device: ublk: no ublk; kernel nbd: no nbd; FUSE + loop: no loop"
+            "this machine cannot provide a block device: ublk: no ublk; kernel nbd: no nbd; FUSE + \
+             loop: no loop"
         );
     }
 }

@@ -101,7 +101,7 @@ impl DevServer {
             Ok(written) => written,
             Err(RecvTimeoutError::Disconnected) => Ok(()),
             Err(RecvTimeoutError::Timeout) => {
-                Err("what the kernel keeps in memory of its device is still being written".to_owned())
+                Err("the kernel is still writing the dirty pages of its device".to_owned())
             }
         }
     }
@@ -112,7 +112,7 @@ impl DevServer {
     /// # Errors
     /// The devices that still exist, and why. They are removed when that becomes possible.
     pub fn remove(&self, names: &[String], limit: Duration) -> Result<(), StillThere> {
-        self.devices.remove(names, limit, Message::Remove, "its device does not go")
+        self.devices.remove(names, limit, Message::Remove, "its device has not been removed")
     }
 }
 
@@ -189,7 +189,7 @@ impl Life {
         }
         if let Some(device) = self.device.take() {
             let path = device.path().display();
-            tracing::warn!(event = "device-gone", "{}: {path} has been taken away", self.seat.name);
+            tracing::warn!(event = "device-gone", "{}: {path} has disappeared", self.seat.name);
             self.seat.becomes(DeviceState::Coming);
         }
         self.bring();
@@ -205,7 +205,7 @@ impl Life {
                     let path = device.path().display();
                     tracing::error!(
                         event = "device-not-resized",
-                        "{}: {path} keeps its size until the next start: {error}",
+                        "{}: {path} keeps its old size until the next start: {error}",
                         self.seat.name
                     );
                 }
@@ -241,7 +241,7 @@ impl Life {
                 NbdDevice::bring(export, &connection, &on_end).map(Device::Nbd)
             }
             Under::Loop(_) if matches!(self.seat.name.as_str(), "." | "..") => {
-                Err("no file can be called so".to_owned())
+                Err("no file can have this name".to_owned())
             }
             Under::Loop(folder) => LoopDevice::bring(&folder.join(&self.seat.name), export).map(Device::Loop),
         }

@@ -26,33 +26,33 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum MountError {
     /// The directory does not exist.
-    #[error("the directory {0} for the FUSE mount does not exist; make it first")]
+    #[error("the directory {0} for the FUSE mount does not exist; create it first")]
     Missing(PathBuf),
     /// The path is not a directory.
     #[error("{0} is not a directory, so nothing can be mounted there")]
     NotDirectory(PathBuf),
     /// The mount would hide the directory's contents.
-    #[error("the directory {0} for the FUSE mount is not empty; name one that is")]
+    #[error("the directory {0} for the FUSE mount is not empty; name an empty one")]
     NotEmpty(PathBuf),
     /// Another daemon, which is running, is mounted there.
-    #[error(
-        "{0} is the FUSE mount of another bcached that is running; name another directory or stop that one"
-    )]
+    #[error("{0} is the FUSE mount of another running bcached; name another directory, or stop that bcached")]
     InUse(PathBuf),
     /// The kernel has no FUSE, or the container lacks its device.
     #[error(
-        "there is no /dev/fuse; load the kernel's module (modprobe fuse), or give the container the device"
+        "/dev/fuse does not exist; load the kernel's module (modprobe fuse), or give the device to \
+         the container"
     )]
     NoDevice,
     /// The device's mode denies access to this user.
     #[error(
-        "/dev/fuse may not be opened by this user; run as root, or give it the mode that it has elsewhere (chmod 666 /dev/fuse)"
+        "/dev/fuse may not be opened by this user; run as root, or give it its usual mode (chmod \
+         666 /dev/fuse)"
     )]
     DeviceNotPermitted,
     /// Neither this process nor the helper has the permission.
     #[error(
-        "mounting at {0} is not permitted; run as root, or install fusermount3 (Debian package fuse3), which mounts \
-         for ordinary users in directories of their own"
+        "mounting at {0} is not permitted; run as root, or install fusermount3 (Debian package \
+         fuse3), with which ordinary users can mount in their own directories"
     )]
     NotPermitted(PathBuf),
     /// The helper refused.
@@ -125,7 +125,7 @@ impl Mount {
                 let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
                 let _: Result<(), Errno> = rustix::mount::unmount(directory, flags);
                 let why =
-                    found.err().unwrap_or_else(|| io::Error::other("it is not there after it was mounted"));
+                    found.err().unwrap_or_else(|| io::Error::other("the mount is missing after it was made"));
                 Err(system(why))
             }
         }
@@ -165,7 +165,7 @@ impl Mount {
                 let aborted = self.abort();
                 if let Err(said) = ask_helper(&self.directory, &["-u", "-z", "-q"]) {
                     let directory = self.directory.display();
-                    tracing::warn!(event = "fuse-not-unmounted", %said, "{directory} could not be unmounted");
+                    tracing::warn!(event = "fuse-not-unmounted", %said, "cannot unmount {directory}");
                 }
                 aborted
             }
@@ -224,7 +224,7 @@ pub fn clear_stale(directory: &Path) -> Result<(), MountError> {
             return Err(MountError::InUse(directory.to_owned()));
         }
         let path = directory.display();
-        tracing::warn!(event = "fuse-stale", "unmounting {path}, which a daemon has left that is no more");
+        tracing::warn!(event = "fuse-stale", "unmounting {path}, which a dead daemon left behind");
         match rustix::mount::unmount(directory, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
             Ok(()) => {}
             Err(Errno::PERM) => ask_helper(directory, &["-u", "-z", "-q"])

@@ -160,11 +160,11 @@ fn process(number: u32) -> String {
     if number == 0 {
         // A kernel thread, as a loop device has one, or a process in a namespace that is not
         // visible from here.
-        return "the kernel, or a process that cannot be seen from here".to_owned();
+        return "the kernel, or a process that is not visible from here".to_owned();
     }
     match std::fs::read_to_string(format!("/proc/{number}/comm")) {
         Ok(name) => format!("process {number} ({})", name.trim_end()),
-        Err(_) => format!("whoever has it of process {number}, which has ended"),
+        Err(_) => format!("an unknown process (process {number}, which opened it, has ended)"),
     }
 }
 

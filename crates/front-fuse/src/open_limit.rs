@@ -33,7 +33,7 @@ impl Places {
             let Self { of, max, .. } = self.as_ref();
             tracing::warn!(
                 event = "fuse-too-many-open",
-                "{max} {of} are open in the FUSE mount, and no more can be until some are closed"
+                "{max} {of} are open in the FUSE mount; no more can be opened until some are closed"
             );
         }
         Err(Errno::ENFILE)

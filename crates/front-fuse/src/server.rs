@@ -59,7 +59,7 @@ pub enum StartError {
     #[error(transparent)]
     Mount(#[from] MountError),
     /// The limits leave no room to work.
-    #[error("the FUSE limits allow no work: {0}")]
+    #[error("the FUSE limits are too low: {0}")]
     Limits(&'static str),
     /// Two entries of the mount would have the same name, or a name is invalid.
     #[error("no tree of the FUSE mount can be called {0:?}")]
@@ -147,11 +147,11 @@ impl Limits {
         let least = self.threads.min(self.tree_threads).min(self.open_volumes);
         if self.requests == 0 || least == 0 {
             return Err(StartError::Limits(
-                "at least one request, one open file and one thread of each kind",
+                "at least one request, one open file and one thread of each kind are needed",
             ));
         }
         if self.file_bytes < BYTES_MIN || self.total_bytes < BYTES_MIN {
-            return Err(StartError::Limits("4 MiB, for the largest request, must fit in memory"));
+            return Err(StartError::Limits("the largest request, 4 MiB, must fit in memory"));
         }
         Ok(())
     }
@@ -268,7 +268,7 @@ impl FuseServer {
                 let directory = self.mount.directory().display();
                 tracing::warn!(
                     event = "fuse-busy",
-                    "{directory} is out of sight, but served until its open files are closed"
+                    "{directory} is detached, but still served until its open files are closed"
                 );
             }
         }
@@ -309,7 +309,8 @@ impl FuseServer {
         let others = users.len().saturating_sub(NAMED_MAX);
         let mut users = users.into_iter().take(NAMED_MAX).collect::<Vec<_>>().join("; ");
         if users.is_empty() {
-            "somebody looks at names in it, or has a directory of it open, or as working directory"
+            "a process is looking up names in it, or has a directory of it open or as working \
+             directory"
                 .clone_into(&mut users);
         } else if others > 0 {
             users.push_str(&format!("; and {others} more"));
@@ -348,7 +349,7 @@ impl Shared {
                 Ok(()) if !shared.life.ends() => {
                     tracing::warn!(
                         event = "fuse-ended",
-                        "somebody has unmounted the FUSE mount, or cut it off"
+                        "another program has unmounted the FUSE mount, or disconnected it"
                     );
                 }
                 Ok(()) => {}

@@ -52,7 +52,7 @@ impl Workers {
             // A panicking job drops its reply, which answers the program. The thread goes on with
             // the next job.
             if catch_unwind(AssertUnwindSafe(job)).is_err() {
-                tracing::error!(event = "fuse-tree-failed", "a control file's code panicked");
+                tracing::error!(event = "fuse-tree-failed", "the code of a control file panicked");
             }
         }
     }

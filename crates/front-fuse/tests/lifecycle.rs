@@ -225,7 +225,7 @@ fn a_directory_that_will_not_do_is_refused_in_a_sentence() {
     let told = refusal(&missing).to_string();
     assert_eq!(
         told,
-        format!("the directory {} for the FUSE mount does not exist; make it first", missing.display())
+        format!("the directory {} for the FUSE mount does not exist; create it first", missing.display())
     );
     assert!(matches!(refusal(&missing.join("deeper")), MountError::Missing(_)));
     assert!(matches!(refusal(&file), MountError::NotDirectory(_)));
@@ -259,8 +259,7 @@ fn a_mount_of_another_daemon_that_lives_is_left_alone() {
     let directory = served.server().directory();
     let refused = refusal(directory);
     assert!(matches!(refused, MountError::InUse(_)), "{refused}");
-    let wanted =
-        "is the FUSE mount of another bcached that is running; name another directory or stop that one";
+    let wanted = "is the FUSE mount of another running bcached; name another directory, or stop that bcached";
     assert!(refused.to_string().ends_with(wanted));
     assert!(served.tank().is_file());
     served.end();

@@ -51,7 +51,7 @@ pub enum NotHanded {
     #[error(transparent)]
     NoExport(#[from] NoExport),
     /// The system refused a thread or descriptors, or the connection limit is reached.
-    #[error("no connection to the NBD server: {0}")]
+    #[error("cannot connect to the NBD server: {0}")]
     System(#[from] io::Error),
 }
 
@@ -75,7 +75,7 @@ impl NbdServer {
             left: None,
         };
         if !self.shared().begin(newcomer)? {
-            return Err(io::Error::other("all places are taken").into());
+            return Err(io::Error::other("its connection limit is reached").into());
         }
         let offer = Offer { read_only: export.read_only, export, multi_conn: true };
         let flags = transmission_flags(&offer, false);

@@ -39,13 +39,13 @@ const SLOWEST_BYTES_A_SECOND: u64 = 1 << 20;
 /// Why a connection ended before its client disconnected properly.
 #[derive(Debug, Error)]
 pub(crate) enum Broken {
-    #[error("the client broke the protocol: {0}")]
+    #[error("the client violated the protocol: {0}")]
     Violation(Violation),
     #[error("the connection failed: {0}")]
     Socket(#[from] io::Error),
-    #[error("TLS did not begin: {0}")]
+    #[error("the TLS handshake failed: {0}")]
     Tls(io::Error),
-    #[error("the volume {0:?} went away during the handshake")]
+    #[error("the volume {0:?} stopped being served during the handshake")]
     Gone(String),
 }
 
@@ -179,7 +179,7 @@ impl Connection<'_> {
             tracing::error!(
                 event = "nbd-connection-failed",
                 connection = caller.number,
-                "the replying thread panicked"
+                "the thread that sends the replies of an NBD connection panicked"
             );
             false
         });
@@ -286,7 +286,8 @@ impl Hands<'_> {
         if handshake.wants_no_tls() {
             self.shared.is_not_encrypted(
                 self.caller.number,
-                &"the client wants to go on without, and was refused; name nbds:// there, and its certificates",
+                &"the client tried to continue without TLS, and was refused; configure it with \
+                  nbds:// and its certificates",
             );
         }
         agreed
@@ -341,7 +342,7 @@ impl Hands<'_> {
         if self.source.has_more() {
             return Err(Broken::Violation(Violation::BeforeTls));
         }
-        let tls = self.caller.tls.as_ref().expect("it is offered only where it is");
+        let tls = self.caller.tls.as_ref().expect("TLS is offered only if it is configured");
         self.sending.send_slice(acknowledged, self.shared.limits.handshake)?;
         let (receiving, sending) = tls.begin(self.socket, deadline).map_err(Broken::Tls)?;
         self.source.go_over_to(Receiving::Tls(receiving));
@@ -422,7 +423,7 @@ impl Reader {
         let Some(bytes) = self.source.next(HEADER_BYTES, Patience::Forever, stall)? else {
             return Ok(None);
         };
-        let bytes = bytes.first_chunk().expect("a header was asked for");
+        let bytes = bytes.first_chunk().expect("a whole header was received");
         let header = Header::parse(bytes).map_err(Broken::Violation)?;
         match self.session.decide(&header) {
             Decision::Run(command) if command.changes_content() && !self.may_write() => {
@@ -550,9 +551,9 @@ impl Reader {
         }
         if matches!(command, Command::Write { .. }) {
             let patience = self.patience(bytes);
-            self.source
-                .read(buffer.as_mut_slice(), patience, &mut self.pace)
-                .inspect_err(|error| self.shared.lost(self.caller.number, "sends no payload", error))?;
+            self.source.read(buffer.as_mut_slice(), patience, &mut self.pace).inspect_err(|error| {
+                self.shared.lost(self.caller.number, "does not send its payload", error);
+            })?;
         }
         let awaited = Awaited::of(header, command);
         let (operation, payload) = operation(command, buffer);

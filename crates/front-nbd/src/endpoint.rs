@@ -66,13 +66,13 @@ pub enum Bound {
 #[non_exhaustive]
 pub enum ListenError {
     /// A TCP address beyond this machine was not allowed.
-    #[error("{0} is not a loopback address, and NBD without TLS lets anybody who reaches it read and write")]
+    #[error("{0} is not a loopback address, and NBD without TLS is open to every client that reaches it")]
     NotLoopback(SocketAddr),
     /// Another server listens at that address.
     #[error("{0} is in use by another server")]
     InUse(SocketAddr),
     /// The socket was passed by another process, which alone can bind it again.
-    #[error("another process has bound this socket, such as systemd: restart it there")]
+    #[error("another process, such as systemd, has bound this socket: restart the socket there")]
     SomebodyElses,
     /// A unix socket could not be bound.
     #[error(transparent)]
@@ -167,7 +167,7 @@ fn listen_tcp(address: SocketAddr, anywhere: bool) -> Result<(Bound, Socket), Li
     let listener = inherited.map_or_else(bound, |socket| Ok(socket.into()))?;
     // A connection may be gone again between the poll and the accept, which must then not block.
     listener.set_nonblocking(true).map_err(failed("make it non-blocking"))?;
-    let bound = Bound::Tcp(listener.local_addr().map_err(failed("ask for its address"))?);
+    let bound = Bound::Tcp(listener.local_addr().map_err(failed("get its address"))?);
     Ok((bound, Socket::Tcp(listener)))
 }
 

@@ -133,7 +133,7 @@ impl NbdServer {
         let sockets = listening.into_iter().filter_map(|socket| match socket.leave() {
             Ok(left) => Some(left),
             Err(error) => {
-                tracing::warn!(event = "nbd-not-left", %error, "a place of NBD is not passed on");
+                tracing::warn!(event = "nbd-not-left", %error, "cannot pass on a listening NBD socket");
                 None
             }
         });
@@ -271,7 +271,7 @@ impl Shared {
             left: Some(state),
         };
         if let Err(error) = self.begin(newcomer) {
-            tracing::warn!(event = "nbd-not-accepted", %error, "an NBD connection is not gone on with");
+            tracing::warn!(event = "nbd-not-accepted", %error, "cannot resume an NBD connection");
         }
     }
 

@@ -55,7 +55,7 @@ impl Limits {
     pub(crate) fn check(&self) -> Result<(), StartError> {
         let largest = u64::from(PAYLOAD_BYTES_MAX);
         if self.connections == 0 || self.requests == 0 {
-            return Err(StartError::Limits("at least one connection with one request"));
+            return Err(StartError::Limits("at least one connection with one request is needed"));
         }
         if self.connection_bytes < largest || self.total_bytes < largest {
             return Err(StartError::Limits("the largest request, 32 MiB, must fit in memory"));

@@ -21,7 +21,7 @@ const SLOWEST_BYTES_A_SECOND: u64 = 256 << 10;
 
 /// Why a peer was disconnected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
-#[error("others wait for the memory that it holds")]
+#[error("other connections wait for the memory that it holds")]
 pub(crate) struct InTheWay;
 
 impl InTheWay {

@@ -60,7 +60,7 @@ pub enum StartError {
     #[error(transparent)]
     Listen(#[from] ListenError),
     /// The limits leave no room to work.
-    #[error("the NBD limits allow no work: {0}")]
+    #[error("the NBD limits are too low: {0}")]
     Limits(&'static str),
     /// The system refused a thread or descriptor.
     #[error("could not start the NBD server")]
@@ -295,7 +295,7 @@ impl NbdServer {
         self.shared.wake();
         let Some(thread) = self.accepting.take() else { return Vec::new() };
         thread.join().unwrap_or_else(|_| {
-            tracing::error!(event = "nbd-accepting-ended", "the accepting thread panicked");
+            tracing::error!(event = "nbd-accepting-ended", "the accepting NBD thread panicked");
             Vec::new()
         })
     }
@@ -322,12 +322,12 @@ impl Connections {
             live.socket.end();
         });
         if let Some(count) = self.crowded_out.count() {
-            let loser = if found.is_some() { "that chose no export" } else { "that came last" };
+            let losers = if found.is_some() { "those without an export" } else { "the newest ones" };
             tracing::warn!(
                 event = "nbd-crowded",
                 limit,
                 count,
-                "too many NBD connections: those {loser} were closed"
+                "too many NBD connections: {losers} were closed"
             );
         }
         found.is_some()
@@ -377,7 +377,7 @@ impl Shared {
     pub(crate) fn lost(&self, number: u64, peer_does: &str, error: &io::Error) {
         let is_in_the_way = InTheWay::is(error);
         if !is_in_the_way && error.kind() != io::ErrorKind::TimedOut {
-            tracing::debug!(event = "nbd-broke-off", connection = number, %error, "an NBD connection is of no more use");
+            tracing::debug!(event = "nbd-broke-off", connection = number, %error, "an NBD connection is lost");
             return;
         }
         let mut connections = self.lock();
@@ -385,13 +385,16 @@ impl Shared {
         let Some((count, client)) = connections.stuck.count().zip(client) else { return };
         drop(connections);
         let (peer, volume) = (client.peer, client.export.unwrap_or_default());
-        let why =
-            if is_in_the_way { "others wait for the memory that it holds" } else { "it has had time enough" };
+        let why = if is_in_the_way {
+            "other connections wait for the memory that it holds"
+        } else {
+            "its time limit is over"
+        };
         tracing::warn!(
             event = "nbd-client-stuck",
             connection = number,
             count,
-            "an NBD client of {volume} ({peer}) {peer_does}, and was cut off: {why}"
+            "an NBD client of {volume} ({peer}) {peer_does}, and was disconnected: {why}"
         );
     }
 
@@ -414,7 +417,7 @@ impl Shared {
             event = "nbd-tls-failed",
             connection = number,
             count,
-            "TLS with {peer} did not begin: {why}"
+            "TLS with {peer} was not established: {why}"
         );
     }
 
@@ -450,7 +453,11 @@ impl Shared {
             match poll(&mut fds, pause.then_some(&ACCEPT_PAUSE)) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => {
-                    tracing::error!(event = "nbd-accepting-ended", %error, "poll for NBD connections failed; no more are accepted");
+                    tracing::error!(
+                        event = "nbd-accepting-ended",
+                        %error,
+                        "cannot poll for NBD connections; no new ones are accepted"
+                    );
                     return;
                 }
             }
@@ -497,7 +504,7 @@ impl Shared {
         let socket = Arc::new(Socket::new(fd));
         let is_tcp = matches!(listening.bound, Bound::Tcp(_));
         if is_tcp && let Err(error) = socket.prepare_tcp() {
-            tracing::debug!(event = "nbd-broke-off", %error, "an NBD connection was gone before it began");
+            tracing::debug!(event = "nbd-broke-off", %error, "an NBD connection was closed before it began");
             return Ok(true);
         }
         let address = address.and_then(|address| SocketAddr::try_from(address).ok());

@@ -84,7 +84,7 @@ impl Socket {
         patience: Patience,
         mut pace: Option<&mut Pace>,
     ) -> io::Result<usize> {
-        debug_assert!(!into.is_empty(), "0 must mean the end");
+        debug_assert!(!into.is_empty(), "0 bytes received must mean the end");
         let deadline = match patience {
             Patience::Forever => None,
             Patience::Stall(limit) => Some(Instant::now() + limit),

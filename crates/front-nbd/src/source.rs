@@ -68,7 +68,7 @@ impl Source {
         first: Patience,
         rest: Patience,
     ) -> io::Result<Option<&[u8]>> {
-        assert!(bytes <= self.buffer.len(), "larger things go past the buffer");
+        assert!(bytes <= self.buffer.len(), "larger reads bypass the buffer");
         if self.start + bytes > self.buffer.len() {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
@@ -102,7 +102,7 @@ impl Source {
 
     /// Marks the next `bytes` of the buffer as read.
     pub(crate) fn consume(&mut self, bytes: usize) {
-        assert!(bytes <= self.end - self.start, "no more than is here");
+        assert!(bytes <= self.end - self.start, "only received bytes are consumed");
         self.start += bytes;
         if self.start == self.end {
             (self.start, self.end) = (0, 0);

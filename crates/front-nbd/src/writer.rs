@@ -120,7 +120,7 @@ impl Writer {
         loop {
             while !is_broken && !self.batch.is_empty() {
                 if let Err(error) = self.send_some() {
-                    self.shared.lost(self.number, "takes no replies", &error);
+                    self.shared.lost(self.number, "does not read its replies", &error);
                     self.socket.end();
                     is_broken = true;
                 }

@@ -52,15 +52,15 @@ impl Command {
     /// What the command does, for messages.
     pub(crate) const fn does(self) -> &'static str {
         match self {
-            Self::AddDev => "make a device",
+            Self::AddDev => "create a device",
             Self::DelDev => "remove the device",
             Self::StartDev => "start the device",
             Self::StopDev => "stop the device",
             Self::SetParams => "set the device's limits",
-            Self::GetDevInfo => "ask about a device",
+            Self::GetDevInfo => "query a device",
             Self::StartUserRecovery => "begin to take the device over",
             Self::EndUserRecovery => "take the device over",
-            Self::GetFeatures => "ask what the driver can do",
+            Self::GetFeatures => "query the features of the driver",
             Self::UpdateSize => "resize the device",
         }
     }

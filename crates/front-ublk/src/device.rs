@@ -67,7 +67,7 @@ impl Features {
         let features = Self::of(&control).map_err(|error| match error.why {
             // A driver that predates this command, or denies it to us.
             Errno::PERM | Errno::ACCESS => Unavailable::NotPermitted,
-            Errno::OPNOTSUPP | Errno::INVAL | Errno::NODEV => Unavailable::TooOld("tell its features"),
+            Errno::OPNOTSUPP | Errno::INVAL | Errno::NODEV => Unavailable::TooOld("feature queries"),
             _ => Unavailable::Other(error.to_string()),
         })?;
         match [(F_USER_COPY, "copying by the server"), (F_USER_RECOVERY_REISSUE, "recovery of requests")]
@@ -429,7 +429,7 @@ fn queues(driver: Features) -> u16 {
         return 1;
     }
     let processors = thread::available_parallelism().map_or(1, usize::from);
-    u16::try_from(processors.min(QUEUES_MAX)).expect("a few")
+    u16::try_from(processors.min(QUEUES_MAX)).expect("few queues")
 }
 
 pub(crate) fn info_of(control: &Control, number: u32) -> Result<DeviceInfo, ControlError> {

@@ -19,14 +19,15 @@ pub enum Unavailable {
     /// The control device may be opened, but the devices that the kernel would create do not fulfil
     /// what a volume is promised.
     #[error(
-        "without CAP_SYS_ADMIN a device fails when the daemon dies, and a request that takes 30 s has the daemon killed: none is made"
+        "no device is created without CAP_SYS_ADMIN: it would fail when the daemon dies, and the \
+         kernel would kill the daemon if a request took 30 s"
     )]
     Unprivileged,
     /// The driver is too old.
-    #[error("the kernel's ublk cannot do {0} (Linux 6.5 can)")]
+    #[error("the kernel's ublk driver lacks {0} (Linux 6.5 has it)")]
     TooOld(&'static str),
     /// Any other error.
-    #[error("{CONTROL} does not answer as it should: {0}")]
+    #[error("{CONTROL} does not work as expected: {0}")]
     Other(String),
 }
 
@@ -37,7 +38,8 @@ impl Unavailable {
     pub const fn mends(&self) -> Option<&'static str> {
         match self {
             Self::NotPermitted | Self::Unprivileged => Some(
-                "run as root, or with CAP_SYS_ADMIN and CAP_DAC_OVERRIDE; an ordinary user has volumes by nbd, fuse and vhost-user",
+                "run as root, or with CAP_SYS_ADMIN and CAP_DAC_OVERRIDE; an ordinary user can \
+                 have volumes by nbd, fuse and vhost-user",
             ),
             Self::NoDriver | Self::TooOld(_) | Self::Other(_) => None,
         }
@@ -55,8 +57,8 @@ pub struct ControlError {
 
 /// Up to some kernels of 2025 the limit applies to all devices, and its error looks like a missing
 /// privilege. In later ones it applies to devices of ordinary users.
-const NONE_LEFT: &str = "the kernel has no more ublk devices to give: `bcached remove` those that nobody serves any more, or load the module with more \
-                         (modprobe ublk_drv ublks_max=256)";
+const NONE_LEFT: &str = "the kernel has no more ublk devices: `bcached remove` those that are no longer \
+                         served, or load the module with more (modprobe ublk_drv ublks_max=256)";
 
 impl std::error::Error for ControlError {}
 
@@ -68,7 +70,7 @@ impl std::fmt::Display for ControlError {
             // Without the privilege, the code does not reach this point.
             Errno::ACCESS if self.command == Command::AddDev => formatter.write_str(NONE_LEFT),
             Errno::NOSPC if number == u32::MAX => formatter.write_str(NONE_LEFT),
-            Errno::EXIST => write!(formatter, "there is a ublk device {number} already"),
+            Errno::EXIST => write!(formatter, "ublk device {number} already exists"),
             Errno::BUSY => write!(formatter, "cannot {does}: it is in use"),
             why => write!(formatter, "cannot {does}: {}", std::io::Error::from(why)),
         }
@@ -92,7 +94,8 @@ pub enum DeviceError {
     },
     /// We may not open the character device.
     #[error(
-        "{path} may not be opened, and nobody has given it to this user within {} s: CAP_DAC_OVERRIDE is needed, or a udev rule that does",
+        "{path} may not be opened, and this user was not given access within {} s: \
+         CAP_DAC_OVERRIDE is needed, or a udev rule that grants access",
         .patience.as_secs()
     )]
     NotGiven {
@@ -105,7 +108,7 @@ pub enum DeviceError {
     #[error(transparent)]
     NoRing(#[from] bcached_uring::ring_client::NoRing),
     /// Another process serves it.
-    #[error("/dev/ublkb{number} is this volume's, and process {process} serves it")]
+    #[error("the volume's device /dev/ublkb{number} is served by another process ({process})")]
     ServedByOther {
         /// The device.
         number: u32,
@@ -113,7 +116,7 @@ pub enum DeviceError {
         process: i32,
     },
     /// The volume's block size is invalid for a block device.
-    #[error("the block of {0} bytes is none that a block device can have")]
+    #[error("a block device cannot have blocks of {0} bytes")]
     Block(u64),
 }
 

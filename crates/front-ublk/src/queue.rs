@@ -409,7 +409,7 @@ impl Guest for Queue {
         if result != -Errno::NODEV.raw_os_error() {
             tracing::error!(
                 event = "ublk-command-failed",
-                "the kernel has refused a command to a ublk device: {}",
+                "the kernel refused a command to a ublk device: {}",
                 std::io::Error::from_raw_os_error(-result)
             );
         }

@@ -81,7 +81,7 @@ impl UblkServer {
     /// # Errors
     /// The devices that still exist, and why. They are removed when that becomes possible.
     pub fn remove(&self, names: &[String], limit: Duration) -> Result<(), StillThere> {
-        self.devices.remove(names, limit, Message::Remove, "the kernel does not let go of it")
+        self.devices.remove(names, limit, Message::Remove, "the kernel has not released it")
     }
 }
 
@@ -201,7 +201,8 @@ impl Life {
             Ok(true) => {}
             Ok(false) => tracing::warn!(
                 event = "ublk-not-resized",
-                "{}: this kernel cannot resize {} while it is there; the one that `bcached stop` and `bcached add` make has the new size",
+                "{}: this kernel cannot resize {} while it exists; `bcached stop` and `bcached \
+                 add` create it again with the new size",
                 self.seat.name,
                 device.path().display()
             ),

@@ -238,17 +238,17 @@ fn le64(bytes: &[u8; HEADER_BYTES], at: usize) -> u64 {
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Table => "a descriptor is not there",
-            Self::Endless => "it has no end",
-            Self::Order => "something to read stands behind something to write",
-            Self::NoStatus => "it has no place for a status",
-            Self::Unmapped => "it names what is no memory",
-            Self::Empty => "something of it has no bytes",
+            Self::Table => "a descriptor is missing, or its table is invalid",
+            Self::Endless => "it has no end, or is too long",
+            Self::Order => "a readable descriptor follows a writable one",
+            Self::NoStatus => "it has no room for a status",
+            Self::Unmapped => "it refers to an address outside the guest's memory",
+            Self::Empty => "a part of it has no bytes",
             Self::NoHeader => "it has no header",
             Self::Misplaced => "it has data in the wrong direction",
-            Self::Ragged => "its data are not whole sectors",
-            Self::Long => "it has more data than any request may",
-            Self::Ranges => "it has not exactly one range",
+            Self::Ragged => "its data is not whole sectors",
+            Self::Long => "it has more data than a request may have",
+            Self::Ranges => "it does not have exactly one range",
         })
     }
 }

@@ -235,7 +235,12 @@ impl Device {
         let Some(notices) = &self.notices else { return };
         if let Err(error) = notices.changed() {
             let volume = &self.serving.export.name;
-            tracing::debug!(event = "vhost-change-untold", volume, %error, "the VMM does not hear of a change");
+            tracing::debug!(
+                event = "vhost-change-untold",
+                volume,
+                %error,
+                "cannot tell the VMM that the volume has changed"
+            );
         }
     }
 
@@ -261,7 +266,7 @@ impl Device {
                     event = "vhost-not-drained",
                     volume,
                     requests,
-                    "a ring is stopped before all of its requests have been answered"
+                    "a ring is stopped before all of its requests are answered"
                 );
                 return;
             }

@@ -54,11 +54,11 @@ pub(crate) const REGIONS_MAX: usize = 509;
 /// Why a VMM's memory is refused.
 #[derive(Debug, Error)]
 pub(crate) enum MemoryError {
-    #[error("memory comes as a file, and this is none")]
+    #[error("guest memory must be a file, and this is not one")]
     NotFile,
-    #[error("the file has {has} bytes, and memory is to lie up to {needs}")]
+    #[error("the file of guest memory has {has} bytes, but the region ends at byte {needs}")]
     Short { has: u64, needs: u64 },
-    #[error("a guest's memory may have {REGIONS_MAX} regions")]
+    #[error("a guest's memory may have at most {REGIONS_MAX} regions")]
     TooMany,
     #[error("no such region")]
     Unknown,
@@ -194,7 +194,7 @@ pub(crate) fn map(file: File, offset: u64, (guest, bytes): (u64, u64)) -> Result
     let mapping =
         MmapRegion::from_file(FileOffset::new(file, offset), bytes).map_err(|error| failed(&error))?;
     let mapped = GuestRegionMmap::new(mapping, GuestAddress(guest))
-        .ok_or_else(|| MemoryError::Map("it ends behind the last address".to_owned()))?;
+        .ok_or_else(|| MemoryError::Map("it ends beyond the last address".to_owned()))?;
     Ok(Watched::new(Arc::new(mapped)))
 }
 

@@ -123,7 +123,7 @@ pub(crate) struct Pending {
     bytes: u64,
     #[expect(dead_code, reason = "dropping it is its use")]
     ticket: Ticket,
-    #[expect(dead_code, reason = "nobody else writes before this is dropped")]
+    #[expect(dead_code, reason = "no other client writes before this is dropped")]
     permit: Option<Permit>,
 }
 

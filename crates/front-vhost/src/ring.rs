@@ -28,11 +28,11 @@ const NO_INTERRUPT: u16 = 1;
 pub(crate) enum RingError {
     #[error("a ring cannot have {0} entries")]
     Size(u32),
-    #[error("the parts of a ring do not lie in memory as they must")]
+    #[error("the parts of a ring are not at valid places in memory")]
     Place,
-    #[error("the guest calls entries available that cannot be")]
+    #[error("the guest announces available entries that cannot exist")]
     Available,
-    #[error("the ring is not in the guest's memory any more")]
+    #[error("the ring is no longer in the guest's memory")]
     Gone,
 }
 

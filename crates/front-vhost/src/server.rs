@@ -55,13 +55,13 @@ pub struct VolumeOptions {
 #[non_exhaustive]
 pub enum StartError {
     /// The directory does not exist.
-    #[error("the directory {} for vhost-user sockets does not exist; make it first", .0.display())]
+    #[error("the directory {} for vhost-user sockets does not exist; create it first", .0.display())]
     NoDirectory(PathBuf),
     /// The path is not a directory.
-    #[error("{} is to hold vhost-user sockets and is not a directory", .0.display())]
+    #[error("{} is not a directory, so it cannot hold vhost-user sockets", .0.display())]
     NotDirectory(PathBuf),
     /// The limits leave no room to work.
-    #[error("the vhost-user limits allow no work: {0}")]
+    #[error("the vhost-user limits are too low: {0}")]
     Limits(&'static str),
 }
 
@@ -70,16 +70,16 @@ pub enum StartError {
 #[non_exhaustive]
 pub enum ServeError {
     /// It is being served already.
-    #[error("the volume {0:?} is served by vhost-user already")]
+    #[error("the volume {0:?} is already served by vhost-user")]
     AlreadyServed(String),
     /// The table has no such volume, or it cannot be used now.
     #[error("the volume {0:?} is not served at present")]
     NotServed(String),
     /// The name is not valid as a file name.
-    #[error("a volume called {0:?} cannot have a vhost-user socket, whose file is named after it")]
+    #[error("the name of the volume {0:?} cannot be the file name of its vhost-user socket")]
     Name(String),
     /// The number of queues is out of range.
-    #[error("a vhost-user disk has between 1 and {QUEUES_MAX} queues, and {0} are asked for")]
+    #[error("a vhost-user disk can have 1 to {QUEUES_MAX} queues, not {0}")]
     Queues(u16),
     /// The socket cannot be created.
     #[error(transparent)]
@@ -146,7 +146,7 @@ impl VhostServer {
     /// [`StartError`]; nothing is left behind then.
     pub fn start(options: Options, exports: ExportTable) -> Result<Self, StartError> {
         if options.limits.requests == 0 {
-            return Err(StartError::Limits("at least one request at a time"));
+            return Err(StartError::Limits("at least one request at a time is needed"));
         }
         if options.limits.volume_bytes < REQUEST_BYTES_MAX {
             return Err(StartError::Limits("the largest request, 32 MiB, must fit in memory"));
@@ -288,7 +288,7 @@ fn stop_all(volumes: Vec<Served>, limit: Duration) -> Result<(), StillBusy> {
         let has_ended = control.wait_ended(deadline + CUT_GRACE);
         if has_ended && thread.join().is_err() {
             let volume = &control.name;
-            tracing::error!(event = "vhost-failed", volume, "the thread of a volume panicked");
+            tracing::error!(event = "vhost-failed", volume, "the vhost-user thread of a volume panicked");
         }
         // Includes those of former VMMs.
         let requests = control.tally.wait_none(deadline);

@@ -34,21 +34,23 @@ const STREAM_PAUSE: Duration = Duration::from_millis(1);
 /// Why a session ended that was not ended by its VMM.
 #[derive(Debug, Error)]
 pub(crate) enum Broken {
-    #[error("the VMM broke the protocol: {0}")]
+    #[error("the VMM violated the protocol: {0}")]
     Protocol(ProtocolError),
     #[error(
-        "the VMM shares no memory of the guest with us: have it do so (QEMU: -object \
-         memory-backend-memfd,id=mem,size=SIZE,share=on -numa node,memdev=mem; Cloud Hypervisor: --memory size=SIZE,shared=on)"
+        "the VMM does not share the guest's memory with bcached: configure it to do so (QEMU: \
+         -object memory-backend-memfd,id=mem,size=SIZE,share=on -numa node,memdev=mem; Cloud \
+         Hypervisor: --memory size=SIZE,shared=on)"
     )]
     NotShared,
     #[error("the connection failed: {0}")]
     System(#[from] io::Error),
     #[error("the volume is not served at present")]
     NotServed,
-    #[error("the engine is gone; its requests are done when the VMM connects again")]
+    #[error("the engine has ended; its requests are carried out when the VMM connects again")]
     Engine,
     #[error(
-        "memory of the guest is gone: the VMM has cut its file, or the system has no room for it (see df /dev/shm)"
+        "memory of the guest is missing: the VMM has truncated its file, or the system has no room \
+         for it (see df /dev/shm)"
     )]
     Memory,
 }

@@ -216,7 +216,7 @@ impl Control {
                 event = "vhost-crowded",
                 volume,
                 count,
-                "a VMM connected while another has the volume"
+                "a VMM was turned away, because another one is connected to the volume"
             );
         }
     }
@@ -257,7 +257,12 @@ pub(crate) fn run(control: &Control, listening: Listening) {
         let is_anew = control.is_to_listen_anew() && pause.is_none();
         if !is_anew && let Err(error) = wait(&mut fds, pause) {
             let volume = &control.name;
-            tracing::error!(event = "vhost-ended", volume, %error, "poll failed; the volume is served to no VMM any more");
+            tracing::error!(
+                event = "vhost-ended",
+                volume,
+                %error,
+                "cannot poll; the volume is no longer served by vhost-user"
+            );
             return;
         }
         control.clear();
@@ -291,11 +296,11 @@ fn serve_one(control: &Control, listening: &Listening, stream: UnixStream) {
         tracing::debug!(
             event = "vhost-broke-off",
             volume,
-            "a VMM came for a volume that is not served at present"
+            "a VMM connected to a volume that is not served at present"
         );
         return;
     };
-    tracing::debug!(event = "vhost-connected", volume, "a VMM has come");
+    tracing::debug!(event = "vhost-connected", volume, "a VMM has connected");
     let export: Arc<Export> = export;
     if let Err(error) = serve(control, listening.as_fd(), &export, stream)
         && let Some(count) = control.lock().broken.count()

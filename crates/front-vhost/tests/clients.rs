@@ -376,19 +376,20 @@ fn what_cannot_be_served_is_said_in_a_sentence() {
     let server = served.server();
     let told = |name: &str, options| server.serve(name, options).expect_err("cannot be").to_string();
     assert_eq!(told("nobody", volume_options()), "the volume \"nobody\" is not served at present");
-    assert!(told("../tank", volume_options()).contains("whose file is named after it"));
-    assert!(told("", volume_options()).contains("whose file is named after it"));
+    assert!(told("../tank", volume_options()).contains("cannot be the file name of its vhost-user socket"));
+    assert!(told("", volume_options()).contains("cannot be the file name of its vhost-user socket"));
     let many = VolumeOptions { queues: 65, ..volume_options() };
-    assert_eq!(told("tank", many), "a vhost-user disk has between 1 and 64 queues, and 65 are asked for");
+    assert_eq!(told("tank", many), "a vhost-user disk can have 1 to 64 queues, not 65");
     let start = |directory, limits| {
         let options = Options { directory, group: None, limits, rings: Rings::default() };
         VhostServer::start(options, ExportTable::new()).map(drop).expect_err("cannot be").to_string()
     };
     let missing = served.directory.path().join("no");
     let wanted =
-        format!("the directory {} for vhost-user sockets does not exist; make it first", missing.display());
+        format!("the directory {} for vhost-user sockets does not exist; create it first", missing.display());
     assert_eq!(start(missing, Limits::default()), wanted);
-    assert!(start(served.socket("tank"), Limits::default()).ends_with("and is not a directory"));
+    let wanted = "is not a directory, so it cannot hold vhost-user sockets";
+    assert!(start(served.socket("tank"), Limits::default()).ends_with(wanted));
     let few = Limits { volume_bytes: 1, ..Limits::default() };
     assert!(start(served.directory.path().to_owned(), few).contains("32 MiB"));
     let none = Limits { requests: 0, ..Limits::default() };

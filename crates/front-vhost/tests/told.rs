@@ -59,7 +59,7 @@ fn who_breaks_the_protocol_is_told_of_once() {
     assert_eq!(told.len(), 1, "{told:#?}");
     assert_eq!(told[0]["event"], "\"vhost-broke-off\"");
     assert_eq!((told[0]["volume"].as_str(), told[0]["count"].as_str()), ("\"tank\"", "1"));
-    assert!(told[0]["error"].starts_with("the VMM broke the protocol: "), "{told:#?}");
+    assert!(told[0]["error"].starts_with("the VMM violated the protocol: "), "{told:#?}");
 
     // The next VMM is served.
     let mut guest = Guest::new(1);

@@ -25,7 +25,7 @@ fn memory_that_is_not_shared_is_called_so() {
     let told = lines.lock().expect("no panic").clone();
     assert_eq!(told[0]["event"], "\"vhost-broke-off\"");
     let error = &told[0]["error"];
-    assert!(error.starts_with("the VMM shares no memory of the guest with us"), "{error}");
+    assert!(error.starts_with("the VMM does not share the guest's memory with bcached"), "{error}");
     assert!(
         error.contains("memory-backend-memfd,id=mem,size=SIZE,share=on -numa node,memdev=mem"),
         "{error}"

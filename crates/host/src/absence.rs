@@ -133,8 +133,8 @@ impl Host {
             let (name, limit) = (self.name_of(volume), limit.as_secs());
             tracing::warn!(
                 event = "device-awaited",
-                "volume {name}: its backing device is gone: requests that need it wait for it, for {limit} s in all \
-                 (freeze_timeout); connect it again"
+                "volume {name}: its backing device is gone; requests that need it wait for up to \
+                 {limit} s in total (freeze_timeout); reconnect the device"
             );
         }
         Some(until)
@@ -150,8 +150,9 @@ impl Host {
             let name = self.name_of(volume);
             tracing::error!(
                 event = "device-awaited-in-vain",
-                "volume {name}: its backing device has not come back in time (freeze_timeout): requests that need it fail from now \
-                 on, also flushes; it is still looked for; connect it again, or `bcached remove` the volume when nobody uses it"
+                "volume {name}: its backing device has not come back in time (freeze_timeout): requests \
+                 that need it fail from now on, including flushes; bcached still looks for the device; \
+                 reconnect it, or `bcached remove` the volume when no client uses it"
             );
         }
     }

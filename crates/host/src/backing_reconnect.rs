@@ -108,7 +108,7 @@ impl Host {
         let known = self.with(|state| state.away.get(&volume).map(|away| away.info.uuid));
         match known {
             Some(uuid) if uuid == found.uuid() => Ok(()),
-            Some(_) => Err(Error::NotAsItWas("it is another device")),
+            Some(_) => Err(Error::NotAsItWas("it is a different device")),
             None => Err(Error::OnItsWay),
         }
     }

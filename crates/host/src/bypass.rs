@@ -40,7 +40,8 @@ pub(crate) async fn is_ready(host: &Host) -> bool {
     if let Err(error) = &opened {
         tracing::warn!(
             event = "cache-not-opened-again",
-            "volumes could not go without it meanwhile: {error}"
+            "the cache set is not reopened yet, because volumes could not be served without it in the \
+             meantime: {error}"
         );
     }
     opened.is_ok()
@@ -58,7 +59,10 @@ pub(crate) async fn take_volumes(host: &Host) {
     let Ok(bypass) = open(host).await else { return };
     for (id, disk) in able {
         if let Err(error) = bypass.add_uncached_as(id, disk).await {
-            tracing::warn!(event = "no-way-past-the-cache", "a volume waits for its cache: {error}");
+            tracing::warn!(
+                event = "no-way-past-the-cache",
+                "a volume waits for its cache, because it could not be served without it: {error}"
+            );
             continue;
         }
         // The options may have been changed in the meantime.

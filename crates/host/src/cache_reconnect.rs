@@ -32,20 +32,20 @@ impl Host {
     pub fn take_back_cache(&self, disk: DiskId, superblock: &CacheSuperblock, answer: Answer) {
         let session = self.with(|state| state.session);
         if superblock.set_uuid() != self.inner().opening.set_uuid {
-            return answer(Err(Error::NotAsItWas("it is another device")));
+            return answer(Err(Error::NotAsItWas("it is a different device")));
         }
         if superblock.session() != session {
-            return answer(Err(Error::NotAsItWas("somebody else has used it meanwhile")));
+            return answer(Err(Error::NotAsItWas("another program has used it since")));
         }
         // An inconsistent set is inconsistent on any device.
         match self.failure() {
             Some(Error::Io { .. }) => {}
             Some(error) => return answer(Err(error)),
-            None => return answer(Err(Error::NotAsItWas("its set works"))),
+            None => return answer(Err(Error::NotAsItWas("the cache set works on its present device"))),
         }
         let earlier = self.with(|state| state.returned.replace(Returned { disk, answer }));
         if let Some(earlier) = earlier {
-            (earlier.answer)(Err(Error::NotAsItWas("another device came after it")));
+            (earlier.answer)(Err(Error::NotAsItWas("another device was found after it")));
         }
         self.alarm();
     }
@@ -54,7 +54,7 @@ impl Host {
 /// Refuses the other device: the set works on its former device.
 pub(crate) fn decline(host: &Host) {
     if let Some(returned) = host.with(|state| state.returned.take()) {
-        (returned.answer)(Err(Error::NotAsItWas("its set works again")));
+        (returned.answer)(Err(Error::NotAsItWas("the cache set works again on its former device")));
     }
 }
 

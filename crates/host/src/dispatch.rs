@@ -353,7 +353,7 @@ mod tests {
         let io = |disk| IoError { kind: IoErrorKind::Io, disk: DiskId(disk), sector: 0 };
         let at = |disk| Error::Io { doing: Doing::Backing, source: io(disk) };
         let is_of_cache = |error: &Error| super::is_of_cache(error, DiskId(0));
-        assert!(is_of_cache(&Error::Inconsistent("a btree node is larger than those of its set")));
+        assert!(is_of_cache(&Error::Inconsistent("a btree node is larger than the node size of its set")));
         assert!(is_of_cache(&Error::Failed(Box::new(Error::LostWrites))));
         assert!(is_of_cache(&at(0)) && !is_of_cache(&at(1)));
         assert!(!is_of_cache(&Error::Stopping));

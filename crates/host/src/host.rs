@@ -381,7 +381,7 @@ impl Host {
             let former = state.before.take().map(|before| before.volumes).unwrap_or_default();
             set.resume_flash_only(&former);
             // The numbers of removed volumes are known to clients as well, and must not be reused.
-            set.number_from(state.next.expect("it was kept when the set was closed"));
+            set.number_from(state.next.expect("the next number was kept when the set was closed"));
             let State { away, waits_since, .. } = state;
             waits_since.retain(|id, _| away.contains_key(id));
             state.session = set.session();

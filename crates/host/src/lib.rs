@@ -53,7 +53,7 @@ pub use note::{NoNote, NoteSlot};
 
 /// The reason in an [`Error::Inconsistent`] of a set that could not be opened because the machine
 /// lacks something other than a device: memory, a file, a descriptor. The log has the details.
-pub const NOT_GIVEN: &str = "the machine does not give what an engine needs";
+pub const NOT_GIVEN: &str = "the machine lacks memory, a file or a descriptor that the engine needs";
 
 /// What a host needs of the machine besides the devices in its environment.
 pub trait Machine {

@@ -45,7 +45,8 @@ pub async fn quiesce(host: &Host) -> bool {
     if !flushed_in_time(host, &set).await {
         tracing::warn!(
             event = "cache-not-opened-again",
-            "the cache set cannot be opened again while a backing device of its volumes does not answer: it is tried again"
+            "the cache set cannot be reopened while a backing device of one of its volumes does not answer; \
+             bcached tries again"
         );
         host.stays_open(set, begun);
         host.put_written(written);

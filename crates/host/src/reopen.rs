@@ -49,7 +49,7 @@ pub async fn run(host: Host) {
             well_since = Some(env.now());
             tracing::info!(
                 event = "cache-works-again",
-                "the cache set is open again: all of its volumes have it"
+                "the cache set is open again, and serves all of its volumes"
             );
         }
     }
@@ -99,7 +99,7 @@ async fn close_and_reopen(host: &Host) -> bool {
         return false;
     }
     let Err(error) = reopen(host).await else { return true };
-    tracing::warn!(event = "cache-not-opened-again", "the cache set cannot be opened again: {error}");
+    tracing::warn!(event = "cache-not-opened-again", "the cache set cannot be reopened: {error}");
     let is_lost = !error.may_pass();
     host.change(|state| {
         state.is_lost = is_lost;
@@ -156,7 +156,7 @@ pub(crate) async fn bring_back(host: &Host) -> bool {
             return false;
         }
         if let Err(error) = bring_one(host, id).await {
-            tracing::warn!(event = "volume-not-back", "a volume has not come back to its cache: {error}");
+            tracing::warn!(event = "volume-not-back", "a volume could not return to its cache: {error}");
             all = false;
         }
     }
@@ -200,7 +200,7 @@ async fn write_owed_modes(host: &Host) {
         let Some(mode) = mode else { continue };
         match set.keep_cache_mode(id, mode).await {
             Err(error) if !matches!(error, Error::NoVolume) => {
-                let what = "the superblock of a volume keeps its former cache mode for now";
+                let what = "the new cache mode of a volume could not be written to its superblock yet";
                 tracing::error!(event = "cache-mode-failed", "{what}: {error}");
             }
             // By now another mode may have to be written.

@@ -14,7 +14,7 @@ impl Host {
         let of_main = main.map(|main| main.status());
         let now = self.inner().env.now();
         self.with(|state| {
-            let before = || state.before.as_deref().expect("it was kept when the set was closed").clone();
+            let before = || state.before.as_deref().expect("the status was kept at closing").clone();
             let mut status = of_main.unwrap_or_else(before);
             // Volumes that are away are served, or soon will be.
             status.unserved.retain(|left| !state.away.values().any(|away| away.info.uuid == left.uuid));

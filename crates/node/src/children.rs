@@ -61,7 +61,7 @@ impl Node {
             assert!(key.size > 0 && !key.dirty, "a child's key is that of a node");
             assert!(
                 key.position() > Position::ZERO && key.position() <= self.position(),
-                "it lies in the range"
+                "the child lies in the node's range"
             );
             for keys in [&mut self.view, &mut self.pending] {
                 keys.splice(keys.at(key.position()), 0, core::slice::from_ref(key));

@@ -24,7 +24,7 @@ pub enum NodeFault {
     Log(#[from] bcached_format::NodeError),
     /// A key is invalid in a node of this level, or out of order. (The kernel does not check the
     /// order.)
-    #[error("set at block {block}: {error}")]
+    #[error("bset at block {block}: {error}")]
     Key {
         /// Block of the node at which the key's set starts.
         block: u32,
@@ -51,7 +51,7 @@ pub enum NodeFault {
     },
     /// The sets cut each other into more pieces than two nodes can hold. No program writes such
     /// sets, not even one that leaves cutting to the reader: it takes keys with several pointers.
-    #[error("its sets cut each other into {found} words of keys, more than {limit}")]
+    #[error("its overlapping bsets merge into {found} words of keys, more than the limit of {limit}")]
     TooManyPieces {
         /// Maximum number of words.
         limit: usize,
@@ -59,7 +59,7 @@ pub enum NodeFault {
         found: usize,
     },
     /// An interior node has no children, or its last child does not reach the end of its range.
-    #[error("its children reach {found}, but its range ends at {wanted}")]
+    #[error("its children end at {found}, but its range ends at {wanted}")]
     ChildrenEndEarly {
         /// The node's own position.
         wanted: Position,
@@ -67,7 +67,7 @@ pub enum NodeFault {
         found: Position,
     },
     /// The sets take fewer blocks than were known to be durable.
-    #[error("its sets end at block {found}, but {wanted} blocks were durable: a write to it was lost")]
+    #[error("its bsets end at block {found}, but {wanted} blocks were durable: a write to the node was lost")]
     SetLost {
         /// Blocks that were durable.
         wanted: u32,
@@ -75,7 +75,7 @@ pub enum NodeFault {
         found: u32,
     },
     /// Two living children have the same position.
-    #[error("two children stand at {position}")]
+    #[error("two children have the same position, {position}")]
     TwoChildren {
         /// Position of both.
         position: Position,

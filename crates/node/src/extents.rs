@@ -64,7 +64,7 @@ fn merged_adjacent(left: &Key, right: &Key, bucket_sectors: u64) -> Option<Key> 
     if (0..left.pointers.as_slice().len()).any(|index| bucket(left, index) != bucket(right, index)) {
         return None;
     }
-    let size = u16::try_from(size).expect("compared above");
+    let size = u16::try_from(size).expect("the size was compared above");
     Some(Key { size, end: right.end, ..*left })
 }
 
@@ -155,7 +155,7 @@ fn put_in_parts(
         }
         front = front.or(old.cut(0, start));
         tail = old.cut(end, u64::MAX);
-        removed(old.cut(start, end).expect("it overlaps the range"));
+        removed(old.cut(start, end).expect("the key overlaps the range"));
     }
     let mut list = Replacement::default();
     if let Some(new) = new {

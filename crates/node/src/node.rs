@@ -54,7 +54,7 @@ pub struct Node {
 /// Whole blocks in a node of this size.
 pub(crate) fn blocks_of(geometry: &Geometry, node_sectors: u16) -> u32 {
     let blocks = u64::from(node_sectors) / geometry.block_sectors;
-    u32::try_from(blocks).expect("not more than the sectors")
+    u32::try_from(blocks).expect("a node has no more blocks than sectors")
 }
 
 /// Returns the most memory that a node of `node_sectors` can ever take, in bytes: its view cut into
@@ -100,7 +100,7 @@ impl Node {
     #[must_use]
     pub fn create(own: Key, level: u8, seq: u64, geometry: &Geometry) -> Self {
         let total_blocks = blocks_of(geometry, own.size);
-        assert!(!own.pointers.as_slice().is_empty(), "a node has a place");
+        assert!(!own.pointers.as_slice().is_empty(), "a node has a pointer");
         assert!(total_blocks > 0, "a node has room for a set");
         assert!(seq != 0, "a sequence number of zero marks a bucket that never held a node");
         Self {
@@ -325,5 +325,5 @@ impl Node {
 
 /// Returns the pointer from which a node is read and with which its checksums are seeded.
 pub(crate) fn pointer_of(own: &Key) -> Pointer {
-    *own.pointers.as_slice().first().expect("a node has a place")
+    *own.pointers.as_slice().first().expect("a node has a pointer")
 }

@@ -194,7 +194,7 @@ impl<'a> NodeReader<'a> {
                 }
                 Stage::Merge(merge, view)
             }
-            Stage::Over => unreachable!("nothing goes on behind a node or a fault"),
+            Stage::Over => unreachable!("no step follows a complete node or a fault"),
         };
         Ok(None)
     }

@@ -56,7 +56,7 @@ impl Node {
     fn memory<M: AsMut<[u8]>>(&self, words: usize, zeroed: impl FnOnce(usize) -> M) -> M {
         let bytes = self.set_blocks(words) * self.geometry.block_bytes();
         let mut memory = zeroed(bytes);
-        assert_eq!(memory.as_mut().len(), bytes, "what is written is what the log counts");
+        assert_eq!(memory.as_mut().len(), bytes, "the buffer is as long as the log counts");
         memory
     }
 

@@ -38,7 +38,7 @@ pub fn least(superblock: &CacheSuperblock) -> u64 {
 pub fn more(bytes: u64) -> String {
     // Half of the memory is for sets; several sets share it.
     let memory = bytes.saturating_mul(2).div_ceil(1 << 20);
-    format!("give [daemon] `memory` of {memory}M or more for each cache that is configured")
+    format!("set `memory` in [daemon] to {memory}M or more for each configured cache")
 }
 
 /// Why the set on `device` is not opened: it has `bytes` of memory and needs `least`. `advised` is
@@ -48,13 +48,15 @@ pub fn too_large(device: &str, (bytes, least): (u64, u64), buckets: u64, advised
     let table = of(buckets);
     Failure::new(Kind::Config, failure::cannot_open(Path::new(device)))
         .why(format!(
-            "the table of its {buckets} buckets takes {} of memory and its index {} at least; its part of `memory` is {}",
+            "its table of {buckets} buckets takes {} of memory and its index at least {}, but its \
+             share of `memory` is {}",
             human(table),
             human(least.saturating_sub(table)),
             human(bytes)
         ))
         .next(format!(
-            "write `memory = \"{}\"` or more, or leave it out: then it grows with such tables",
+            "set `memory = \"{}\"` or more, or leave `memory` unset: the limit then grows with \
+             such tables",
             typed(advised.next_multiple_of(1 << 20))
         ))
 }
@@ -62,10 +64,10 @@ pub fn too_large(device: &str, (bytes, least): (u64, u64), buckets: u64, advised
 /// A sentence about the bucket table of the cache on `device`, if it is notable.
 #[must_use]
 pub fn told(device: &str, buckets: u64, config: &Config) -> Option<String> {
-    let place = if config.memory_is_said { "within" } else { "beside the default of" };
+    let place = if config.memory_is_said { "within" } else { "in addition to the default of" };
     (of(buckets) > NOTABLE).then(|| {
         format!(
-            "{device}: the table of its {buckets} buckets takes {} of memory, {place} `memory` ({})",
+            "{device}: its table of {buckets} buckets takes {} of memory, {place} `memory` ({})",
             human(of(buckets)),
             typed(config.memory_bytes)
         )
@@ -100,7 +102,7 @@ pub fn advice(buckets: u64, bucket_sectors: u64) -> Option<String> {
     }
     let takes = format!("{buckets} buckets take {} of memory while the cache is served", human(of(buckets)));
     Some(match better(buckets, bucket_sectors) {
-        Some((option, memory)) => format!("{takes}; `{option}` takes {memory}"),
+        Some((option, memory)) => format!("{takes}; with `{option}` it would be {memory}"),
         None => takes,
     })
 }
@@ -111,8 +113,9 @@ pub fn advice(buckets: u64, bucket_sectors: u64) -> Option<String> {
 pub fn of_cache(buckets: u64, bucket_sectors: u64) -> String {
     let takes = format!("{} of memory while it is served", human(of(buckets)));
     let better = if of(buckets) > NOTABLE { better(buckets, bucket_sectors) } else { None };
-    better
-        .map_or(takes.clone(), |(option, memory)| format!("{takes}; made with `{option}` it takes {memory}"))
+    better.map_or(takes.clone(), |(option, memory)| {
+        format!("{takes}; made with `{option}` it would take {memory}")
+    })
 }
 
 /// The option of `make` with which the table for the same device is not notable, or as small as
@@ -136,12 +139,13 @@ mod tests {
         assert_eq!(
             advice(buckets, tib / buckets).as_deref(),
             Some(
-                "16777216 buckets take 400 MiB of memory while the cache is served; `--bucket 4M` takes 50 MiB"
+                "16777216 buckets take 400 MiB of memory while the cache is served; with `--bucket \
+                 4M` it would be 50 MiB"
             )
         );
         let huge = advice(1 << 30, 32_768).expect("25 GiB");
         assert!(huge.ends_with("25 GiB of memory while the cache is served"), "{huge}");
         let half = advice(1 << 30, 16_384).expect("25 GiB");
-        assert!(half.ends_with("`--bucket 16M` takes 12.5 GiB"), "{half}");
+        assert!(half.ends_with("with `--bucket 16M` it would be 12.5 GiB"), "{half}");
     }
 }

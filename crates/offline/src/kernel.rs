@@ -39,13 +39,13 @@ impl Kernel {
             |kind| Failure::new(kind, "cannot give devices to the kernel's bcache").option("--register");
         if !file.exists() {
             return Err(cannot(Kind::NotFound)
-                .why(format!("there is no {}: the module is not loaded", file.display()))
-                .next("`modprobe bcache`, or leave --register out"));
+                .why(format!("{} does not exist: the module is not loaded", file.display()))
+                .next("run `modprobe bcache`, or leave out --register"));
         }
         rustix::fs::access(&file, rustix::fs::Access::WRITE_OK).map_err(|error| {
             cannot(Kind::Permission)
                 .why(format!("{}: {error}", file.display()))
-                .next("be root, or leave --register out")
+                .next("run as root, or leave out --register")
         })
     }
 
@@ -60,9 +60,9 @@ impl Kernel {
             Ok(()) => Ok(()),
             // udev may have registered it first.
             Err(_) if self.has(&path) => Ok(()),
-            Err(error) => Err(Failure::new(Kind::Io, format!("the kernel does not take {}", path.display()))
+            Err(error) => Err(Failure::new(Kind::Io, format!("the kernel refuses {}", path.display()))
                 .why(error.to_string())
-                .next("its log says why (`dmesg`)")),
+                .next("see the kernel's log for the reason (`dmesg`)")),
         }
     }
 
@@ -102,7 +102,7 @@ impl Kernel {
         let mut meant: Vec<_> = sets.map(InKernel::read).filter(|set| set.is_called(typed)).collect();
         if meant.len() > 1 {
             let uuids: Vec<_> = meant.iter().map(|set| set.uuid.clone()).collect();
-            return Err(Failure::new(Kind::AmbiguousName, format!("several sets may be meant by `{typed}`"))
+            return Err(Failure::new(Kind::AmbiguousName, format!("`{typed}` matches several sets"))
                 .next(format!("name one of: {}", uuids.join(", "))));
         }
         Ok(meant.pop())
@@ -202,7 +202,7 @@ impl InKernel {
         rustix::fs::access(&file, rustix::fs::Access::WRITE_OK).map_err(|error| {
             Failure::new(Kind::Permission, format!("cannot take {} from the kernel", self.uuid))
                 .why(format!("{}: {error}", file.display()))
-                .next("be root")
+                .next("run as root")
         })
     }
 
@@ -214,7 +214,7 @@ impl InKernel {
         let cannot = |file: &Path, error: &io::Error| {
             Failure::new(Kind::Io, format!("cannot take {} from the kernel", self.uuid))
                 .why(format!("{}: {error}", file.display()))
-                .next("its log says why (`dmesg`)")
+                .next("see the kernel's log for the reason (`dmesg`)")
         };
         let folders = std::iter::once(&self.folder).chain(&self.folders);
         for file in folders.map(|folder| folder.join("stop")) {

@@ -98,14 +98,15 @@ impl Stranded {
     #[must_use]
     pub fn loss(&self) -> String {
         let since = match self.since {
-            0 => "since when is not known either".to_owned(),
+            0 => "time of the last attachment unknown".to_owned(),
             since => match jiff::Timestamp::from_second(since.into()) {
-                Ok(moment) => format!("it was attached last at {moment}"),
-                Err(_) => "since when is not known either".to_owned(),
+                Ok(moment) => format!("last attached at {moment}"),
+                Err(_) => "time of the last attachment unknown".to_owned(),
             },
         };
         format!(
-            "the newest data of {} is in the cache set {}, which is missing: how much is not known, {since}",
+            "the newest data of {} is in the cache set {}, which is missing: amount unknown, \
+             {since}",
             self.called(),
             self.set
         )
@@ -315,8 +316,8 @@ impl Claim<'_> {
     pub fn refusal(&self, what: String, device: &Path) -> Failure {
         let set = self.set;
         let sign = match self.sign {
-            Sign::Superblock => format!("its superblock, which is damaged, is that of the cache set {set}"),
-            Sign::Remains => format!("remains of the cache set {set} are on it"),
+            Sign::Superblock => format!("its damaged superblock is that of the cache set {set}"),
+            Sign::Remains => format!("it holds remains of the cache set {set}"),
             Sign::Configured => {
                 format!(
                     "it is configured as the cache of a volume whose newest data is in the cache set {set}"
@@ -326,8 +327,9 @@ impl Claim<'_> {
         let losses: Vec<_> = self.volumes.iter().map(|volume| volume.loss()).collect();
         let device = device.display();
         Failure::new(Kind::DataLoss, what).why(format!("{sign}; {}", losses.join("; "))).next(format!(
-            "do not write to it: image it first (`dd if={device} of=IMAGE bs=1M`, or ddrescue); {HOW}, says how its \
-             superblock is written back into the image, and how the data is given up"
+            "do not write to it: image it first (`dd if={device} of=IMAGE bs=1M`, or ddrescue); \
+             then see {HOW}, for how to restore its superblock in the image, or how to give up the \
+             data"
         ))
     }
 }

@@ -57,7 +57,7 @@ fn free(folder: &Path, stem: &str) -> PathBuf {
         0 => folder.join(format!("{stem}.json")),
         _ => folder.join(format!("{stem}-{number}.json")),
     };
-    (0..).map(named).find(|path| path.symlink_metadata().is_err()).expect("names do not run out")
+    (0..).map(named).find(|path| path.symlink_metadata().is_err()).expect("some number is free")
 }
 
 /// Checks, as far as possible without writing, that the list can be written at `path`.
@@ -66,9 +66,9 @@ fn free(folder: &Path, stem: &str) -> PathBuf {
 /// It cannot, or the path exists.
 pub fn check(path: &Path) -> Result<(), Failure> {
     if path.symlink_metadata().is_ok() {
-        return Err(Failure::new(Kind::Signature, format!("{} is there already", path.display()))
-            .why("the list of what is lost is written over nothing")
-            .next("name another file (--lost-ranges)")
+        return Err(Failure::new(Kind::Signature, format!("{} already exists", path.display()))
+            .why("the list of lost data never overwrites a file")
+            .next("name another file with --lost-ranges")
             .option("--lost-ranges"));
     }
     let folder = folder(path);
@@ -177,7 +177,7 @@ fn cannot(path: &Path, error: &io::Error) -> Failure {
     };
     Failure::new(kind, format!("cannot write {}", path.display()))
         .why(error.to_string())
-        .next("nothing was given up; name a file that the daemon can write with --lost-ranges")
+        .next("no data was given up; use --lost-ranges to name a file that the daemon can write")
         .option("--lost-ranges")
 }
 

@@ -59,11 +59,12 @@ pub fn cache(
     {
         if superblock.block_sectors() > u64::from(suits.block_sectors) {
             return Err(refuse(format!(
-                "it was made with blocks of {} bytes, and what it is to serve has {}",
+                "it has blocks of {} bytes, but a volume that it is to serve has blocks of {} \
+                 bytes",
                 bytes_of(superblock.block_sectors()),
                 u32::from(suits.block_sectors) * 512
             ))
-            .next("--wipe-bcache makes it anew")
+            .next("--wipe-bcache overwrites it with a new cache")
             .option("--wipe-bcache"));
         }
         return Ok(Fresh { device, superblock, was_made: true, warning: None });
@@ -84,24 +85,24 @@ pub fn cache(
     let logical = device.info().logical_block_sectors;
     if logical > u32::from(suits.block_sectors) {
         return Err(refuse(format!(
-            "it has blocks of {} bytes, and a backing device that it is to serve has {}",
+            "it has blocks of {} bytes, but a backing device that it is to serve has blocks of {} \
+             bytes",
             logical * 512,
             u32::from(suits.block_sectors) * 512
         ))
-        .next("another device is needed, or that volume must be detached first"));
+        .next("use another device, or detach that volume first"));
     }
-    let fits = |bucket: &u16| device.info().sectors / u64::from(*bucket) >= BUCKETS_MIN;
-    // In any case, a node must have room for a set of keys beside its first one.
-    let wanted = suits.bucket_sectors.max(2 * suits.block_sectors);
-    let least = wanted.min(BUCKET_MIN);
-    let buckets = std::iter::successors(Some(wanted), |bucket| Some(bucket / 2));
-    let Some(bucket_sectors) = buckets.take_while(|bucket| *bucket >= least).find(fits) else {
-        return Err(refuse(format!(
-            "it is too small: a set has {BUCKETS_MIN} buckets at least, and none of less than {} are chosen here",
+    let bucket_sectors = bucket_sectors(device.info().sectors, suits).map_err(|least| {
+        refuse(format!(
+            "it is too small: a set needs at least {BUCKETS_MIN} buckets, and the smallest that \
+             are chosen automatically have {}",
             human(u64::from(least) * 512)
         ))
-        .next("name a larger device, or make it a cache of smaller ones before (`bcached make`), which is taken as it is"));
-    };
+        .next(
+            "name a larger device, or first make it a cache with smaller buckets (`bcached make`): \
+             such a cache is used as it is",
+        )
+    })?;
     let superblock = CacheSuperblock::format(CacheFormat {
         uuid: random_uuid()?,
         set_uuid: random_uuid()?,
@@ -118,6 +119,17 @@ pub fn cache(
     Ok(Fresh { device, superblock, was_made: false, warning: cleared.warning(path) })
 }
 
+/// Returns the bucket size for a cache device of `sectors` sectors, in sectors. If the device is
+/// too small for a set, the error is the smallest size that was tried.
+fn bucket_sectors(sectors: u64, suits: Geometry) -> Result<u16, u16> {
+    // In any case, a node must have room for a set of keys beside its first one.
+    let wanted = suits.bucket_sectors.max(2 * suits.block_sectors);
+    let least = wanted.min(BUCKET_MIN);
+    let buckets = std::iter::successors(Some(wanted), |bucket| Some(bucket / 2));
+    let mut able = buckets.take_while(|bucket| *bucket >= least);
+    able.find(|bucket| sectors / u64::from(*bucket) >= BUCKETS_MIN).ok_or(least)
+}
+
 /// Returns a random UUID, marked as such (version 4).
 ///
 /// # Errors
@@ -127,8 +139,8 @@ pub fn random_uuid() -> Result<Uuid, Failure> {
     let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     match got {
         Ok(16) => {}
-        Ok(_) => return Err(Failure::new(Kind::Io, "the kernel gave too few random bytes")),
-        Err(error) => return Err(Failure::new(Kind::Io, "no random numbers").why(error.to_string())),
+        Ok(_) => return Err(Failure::new(Kind::Io, "the kernel returned too few random bytes")),
+        Err(error) => return Err(Failure::new(Kind::Io, "cannot get random numbers").why(error.to_string())),
     }
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;

@@ -46,8 +46,8 @@ pub fn warning(place: &Path) -> Option<(&'static str, String)> {
         (
             "notes-on-disk",
             format!(
-                "the notes in {place} are not in memory: each write may wait until the disk under them takes its note; name a \
-                 directory on a tmpfs with {VARIABLE}"
+                "the notes in {place} are not in memory: each write may have to wait until the \
+                 disk below has its note; set {VARIABLE} to a directory on a tmpfs"
             ),
         )
     };
@@ -122,7 +122,7 @@ pub fn of_set(directory: &Path, set: Uuid) -> Result<PathBuf, Failure> {
 fn elsewhere_left(note: &Path, place: &Path) -> Failure {
     Failure::new(Kind::Config, format!("cannot keep the note {}", note.display()))
         .why(format!(
-            "a killed bcached has left one in {}, which may hold acknowledged writes",
+            "a killed bcached left a note in {}, which may hold acknowledged writes",
             place.display()
         ))
         .next(format!(
@@ -170,14 +170,14 @@ fn looked_through(chosen: Option<PathBuf>) -> Vec<PathBuf> {
 /// note again, and would silently lose what it holds.
 fn relative(place: &Path) -> Failure {
     Failure::new(Kind::Config, format!("{VARIABLE} is not an absolute path: {}", place.display()))
-        .why("notes are found again only in the same place, from whatever directory the next start is made")
-        .next("begin it with /")
+        .why("a start in another working directory would not find the notes again")
+        .next("set it to a path that begins with /")
 }
 
 fn refused(place: &Path, why: String) -> Failure {
     Failure::new(Kind::Permission, format!("cannot keep notes in {}", place.display()))
         .why(why)
-        .next(format!("name a directory of your own in memory with {VARIABLE}"))
+        .next(format!("set {VARIABLE} to a directory of your own in memory"))
 }
 
 /// Creates the directory if it is missing. It must belong to this user: anyone who can write there
@@ -187,10 +187,10 @@ fn usable(place: &Path) -> Result<(), String> {
     made.map_err(|error| error.to_string())?;
     let found = fs::symlink_metadata(place).map_err(|error| error.to_string())?;
     if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {
-        return Err("it is not a directory of this user".to_owned());
+        return Err("it is not a directory owned by this user".to_owned());
     }
     if found.mode() & 0o022 != 0 {
-        return Err("others may write to it".to_owned());
+        return Err("other users may write to it".to_owned());
     }
     rustix::fs::access(place, rustix::fs::Access::WRITE_OK).map_err(|errno| errno.to_string())
 }
@@ -227,7 +227,7 @@ mod tests {
         let place = folder.path().join("a/b");
         assert_eq!(usable(&place), Ok(()));
         fs::set_permissions(&place, fs::Permissions::from_mode(0o777)).unwrap();
-        assert_eq!(usable(&place), Err("others may write to it".to_owned()));
+        assert_eq!(usable(&place), Err("other users may write to it".to_owned()));
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
         assert!(usable(&file).is_err());

@@ -66,8 +66,8 @@ fn refuse_member(device: &Device, found: &[Signature]) -> Result<(), Failure> {
     let member = found.iter().find_map(|signature| Some((&signature.kind, signature.class.removed_by()?)));
     let Some((kind, removed_by)) = member else { return Ok(()) };
     Err(cannot_make(device, Kind::Member)
-        .why(format!("it is marked as {kind}"))
-        .next(format!("nothing overrides this; `{removed_by}` removes a mark that is left over")))
+        .why(format!("it carries the signature of {kind}"))
+        .next(format!("nothing overrides this; `{removed_by}` removes the signature if it is left over")))
 }
 
 /// Several programs may claim one device: all its signatures are named at once.
@@ -85,7 +85,7 @@ fn refuse_content(device: &Device, kept: &[&Signature]) -> Failure {
 
 fn place(signature: &Signature) -> String {
     let (offset, _) = signature.marks[0];
-    format!("its mark is at byte {offset:#x}")
+    format!("at byte {offset:#x}")
 }
 
 /// Refuses a bcache superblock unless no data is behind it that exists nowhere else.
@@ -107,47 +107,52 @@ fn already_bcache(device: &Device, flags: &Overrides, lost: &LostSets) -> Result
                 }
                 _ => "wipefs".to_owned(),
             };
-            return Err(refuse("it already is a bcache device, and what is behind it cannot be told").next(
-                format!(
-                    "its superblock is not sound ({error}); if it was a cache, image it first; `{remedy}` removes it if nothing is needed"
-                ),
-            ));
+            let why = "it is already a bcache device, and the state of the data behind it is unknown";
+            return Err(refuse(why).next(format!(
+                "its superblock is not usable ({error}): if it was a cache, image it first; \
+                 `{remedy}` removes the superblock if no data is needed"
+            )));
         }
         Found::Sound(superblock) => superblock,
     };
     match &superblock {
         Superblock::Backing(backing) if backing.state() == BackingState::Dirty => {
-            Err(refuse("it is a bcache backing device whose newest data is in its cache only")
-                .next(format!(
-                    "serve it with its cache until it is clean; what was given up (`bcached forget`) is given up here by \
-                     `wipefs --all {}`, and nothing else overrides this",
-                    device.path().display()
-                )))
+            Err(refuse("it is a bcache backing device whose newest data is only in its cache").next(format!(
+                "serve it with its cache until it is clean; if that data was given up \
+                 (`bcached forget`), `wipefs --all {}` removes the superblock; nothing else \
+                 overrides this",
+                device.path().display()
+            )))
         }
         Superblock::Cache(cache) if cache.is_synchronous() => match dirty_sectors(device)? {
             None if let Some(volumes) = lost.dirty_in(cache.set_uuid()) => Err(refuse(&format!(
-                "it is the cache of a set in use that is damaged, and the newest data of {volumes} is in it"
+                "it is the cache of a damaged set that has been in use, and holds the newest data \
+                 of {volumes}"
             ))
-            .next("image it first; `bcached check` says what is damaged, and nothing overrides this")),
+            .next("image it first; `bcached check` reports the damage; nothing overrides this")),
             None => Err(refuse(
-                "it is the cache of a set in use that is damaged: what is dirty in it cannot be told",
+                "it is the cache of a damaged set that has been in use: how much dirty data it \
+                 holds is unknown",
             )
-            .next("`bcached check` says what is damaged; `wipefs` removes it if nothing is needed")),
+            .next("`bcached check` reports the damage; use `wipefs` if no data is needed")),
             // The checker does not see it, and nothing overrides it: serving the set once is all it
             // takes.
-            Some(0) if let Some(note) = notes::unreplayed(cache.set_uuid()) => Err(refuse(
-                "a killed bcached left a note, which may hold acknowledged writes of it",
-            )
-            .next(format!("serve the set once, or remove {} if nothing in it is needed", note.display()))),
+            Some(0) if let Some(note) = notes::unreplayed(cache.set_uuid()) => {
+                Err(refuse("a killed bcached left a note, which may hold acknowledged writes to its set")
+                    .next(format!(
+                        "serve the set once, or remove {} if nothing in it is needed",
+                        note.display()
+                    )))
+            }
             Some(0) if flags.wipe_bcache => Ok(()),
-            Some(0) => Err(refuse("it is the cache of a set in use")
-                .next(format!("nothing dirty is in it: {OPTION} overwrites it"))
+            Some(0) => Err(refuse("it is the cache of a set that has been in use")
+                .next(format!("it holds no dirty data: {OPTION} overwrites it"))
                 .option(OPTION)),
-            Some(sectors) => Err(refuse(&format!("{} of dirty data are in it", human(bytes_of(sectors))))
+            Some(sectors) => Err(refuse(&format!("it holds {} of dirty data", human(bytes_of(sectors))))
                 .next("serve it with its backing devices until it is clean; nothing overrides this")),
         },
-        _ if !flags.wipe_bcache => Err(refuse("it already is a bcache device")
-            .next(format!("nothing dirty is behind it: {OPTION} overwrites it"))
+        _ if !flags.wipe_bcache => Err(refuse("it is already a bcache device")
+            .next(format!("it has no dirty data: {OPTION} overwrites it"))
             .option(OPTION)),
         _ => Ok(()),
     }
@@ -208,5 +213,5 @@ fn erase_all(device: &Device, consented: &[Signature]) -> Result<(), Failure> {
     let kinds: Vec<_> = left.iter().map(|signature| signature.kind.as_ref()).collect();
     Err(cannot_make(device, Kind::Io)
         .why(format!("the signature of {} is still there after it was erased", kinds.join(", ")))
-        .next("see that the device takes writes, and repeat the command"))
+        .next("check that the device accepts writes, then repeat the command"))
 }

@@ -62,7 +62,7 @@ pub fn erased(device: &Device) -> Result<Option<Option<Uuid>>, Failure> {
 pub fn missing(path: &Path) -> Failure {
     Failure::new(Kind::NotBcache, format!("cannot use {}", path.display()))
         .why("it has no bcache superblock")
-        .next(format!("`bcached doctor {}` says what is on it, and what can be done", path.display()))
+        .next(format!("`bcached doctor {}` says what is on it and what to do", path.display()))
 }
 
 /// Reads the superblock of `device`, which must exist and be fit to run.
@@ -108,7 +108,7 @@ impl<'a> Fields<'a> {
     #[must_use]
     pub fn number(&self, name: &str) -> u64 {
         let bytes = self.bytes(name);
-        assert!(bytes.len() <= 8, "{name} is no number");
+        assert!(bytes.len() <= 8, "{name} is not a number");
         bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
     }
 }

@@ -169,7 +169,7 @@ impl Budget {
                 kind = state.given.remove(&turn);
             }
         }
-        let kind = kind.expect("it waited until it had some");
+        let kind = kind.expect("a wait ends when the bytes are given");
         Permit { budget: Arc::clone(self), bytes, kind }
     }
 
@@ -196,7 +196,7 @@ impl State {
     /// Gives out `bytes` unless a waiter needs what there is.
     fn ask(&mut self, client: usize, bytes: u64) -> Option<Kind> {
         let asks = &self.clients[client];
-        assert!(bytes <= asks.bytes_max.min(self.bytes_max), "no request is larger than any budget");
+        assert!(bytes <= asks.bytes_max.min(self.bytes_max), "no request is larger than its budget");
         if asks.waiting > 0 {
             return None;
         }
@@ -251,7 +251,7 @@ impl State {
                 takes.common += bytes;
             }
         }
-        assert!(takes.share <= SHARE_BYTES && self.used <= self.bytes_max, "memory is bounded");
+        assert!(takes.share <= SHARE_BYTES && self.used <= self.bytes_max, "the budget is not exceeded");
     }
 
     fn give_back(&mut self, client: usize, bytes: u64, kind: Kind) {

@@ -63,10 +63,10 @@ pub enum NoExport {
         names: String,
     },
     /// The empty name means the only volume, and there are several, or none.
-    #[error("a name is needed: {0} volumes are configured")]
+    #[error("the name of a volume is needed: {0} volumes are configured")]
     NameNeeded(usize),
     /// There is such a volume, but it is exported through another front end.
-    #[error("the volume {name:?} is exported by {ways}, and not this way")]
+    #[error("the volume {name:?} is exported only by {ways}")]
     AnotherWay {
         /// Its name.
         name: String,
@@ -85,7 +85,7 @@ pub enum NoExport {
         why: String,
     },
     /// Waiting for volumes has ended.
-    #[error("the daemon ends, or another process takes over: connect again")]
+    #[error("the daemon is stopping, or another process is taking over: reconnect")]
     Ending,
 }
 

@@ -419,7 +419,7 @@ impl Device {
     /// Puts content on the medium from outside, as a tool that makes a cache set does. Nothing may
     /// be in flight.
     pub fn place(&mut self, sector: u64, bytes: &[u8]) {
-        assert!(self.in_flight.is_empty(), "a tool works on a device that nobody uses");
+        assert!(self.in_flight.is_empty(), "a tool works on a device that is not in use");
         let sectors = (bytes.len() / crate::stamp::SECTOR) as u64;
         let content = Content::Data(bytes.to_vec().into_boxed_slice().into());
         let number = self.take(sector..sector + sectors, content, true);

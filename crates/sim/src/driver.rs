@@ -572,7 +572,7 @@ impl Driver for SimDriver {
     fn info(&self, disk: DiskId) -> DiskInfo {
         let world = self.0.borrow();
         match place_of_memory(disk) {
-            Some(place) => world.memories[place].as_ref().expect("it is there").info(),
+            Some(place) => world.memories[place].as_ref().expect("the memory exists").info(),
             None => world.devices[world.way(disk).device].info(),
         }
     }

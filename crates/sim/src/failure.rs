@@ -24,10 +24,10 @@ pub enum Fault {
         refusal: Refusal,
     },
     /// The system did not open.
-    #[error("it did not open: {0}")]
+    #[error("the system did not open: {0}")]
     Open(Refusal),
     /// The system opened but lacks volumes.
-    #[error("it opened with {found} volumes instead of {wanted}")]
+    #[error("the system opened with {found} volumes instead of {wanted}")]
     Volumes {
         /// Number of volumes served.
         found: usize,
@@ -36,9 +36,9 @@ pub enum Fault {
     },
     /// A flash-only volume is not what it must be at a start: it is gone, has another size, or is
     /// back.
-    #[error("volume {volume}, which lives in the cache alone, {}", match .found {
-        None => "is gone".to_owned(),
-        Some(sectors) => format!("is there with {sectors} sectors"),
+    #[error("flash-only volume {volume} {}", match .found {
+        None => "is missing".to_owned(),
+        Some(sectors) => format!("exists with {sectors} sectors"),
     })]
     Lodger {
         /// The number of the volume.
@@ -47,14 +47,14 @@ pub enum Fault {
         found: Option<u64>,
     },
     /// The system did not stop.
-    #[error("it did not stop: {0}")]
+    #[error("the system did not stop: {0}")]
     Stop(Refusal),
     /// A request or a task waits forever.
     #[error("{}; waiting: {}", match .halt {
-        Halt::Stuck => "nothing is under way",
-        Halt::Late => "no answer came within the time allowed",
-        Halt::Spinning => "tasks wake each other for ever and nothing happens",
-        Halt::Asked(_) => "the world ended unexpectedly",
+        Halt::Stuck => "nothing is in flight",
+        Halt::Late => "no answer arrived within the time allowed",
+        Halt::Spinning => "tasks wake each other forever without progress",
+        Halt::Asked(_) => "the simulated world ended unexpectedly",
     }, .waiting.join(", "))]
     Waiting {
         /// How the world has halted.
@@ -71,23 +71,23 @@ pub enum Fault {
         milliseconds: u64,
     },
     /// Dirty data stays dirty although there are no writes and every device works.
-    #[error("write-back does not end: {0} sectors are dirty")]
+    #[error("write-back does not finish: {0} sectors are dirty")]
     NotWrittenBack(u64),
     /// Data that is read again and again never comes from the cache.
-    #[error("volume {0} is not cached: what is read again comes from its backing device")]
+    #[error("volume {0} is not cached: repeated reads come from its backing device")]
     Bypassed(u32),
     /// The system panicked.
-    #[error("it panicked: {0}")]
+    #[error("the system panicked: {0}")]
     Panic(String),
     /// The system sent a request that a device refuses as malformed.
-    #[error("a request of wrong form: {0}")]
+    #[error("malformed request: {0}")]
     Form(String),
     /// One piece of CPU work was too long.
-    #[error("one piece of work took {0} ns")]
+    #[error("one piece of CPU work took {0} ns")]
     Long(u64),
     /// The system's count of bytes written to its cache device differs from what the device
     /// received.
-    #[error("it has counted {counted} bytes written to the cache device, which was given {given}")]
+    #[error("the system counted {counted} bytes written to the cache device, which received {given} bytes")]
     Miscounted {
         /// Counted by the system, in bytes.
         counted: u64,
@@ -96,7 +96,7 @@ pub enum Fault {
     },
     /// A device is an older copy of itself, and it was served, or the set that it belongs to was
     /// written to.
-    #[error("device {device} is an older copy of itself, and {what}")]
+    #[error("device {device} is an older copy of itself, but {what}")]
     Older {
         /// The device.
         device: usize,
@@ -104,10 +104,10 @@ pub enum Fault {
         what: &'static str,
     },
     /// The structure on the devices is not sound.
-    #[error("the structure is not sound: {}", .0.join("; "))]
+    #[error("the structure on the devices is damaged: {}", .0.join("; "))]
     Structure(Vec<String>),
     /// A scenario did not go as its story says.
-    #[error("the story went otherwise: {0}")]
+    #[error("the scenario did not go as its story says: {0}")]
     Story(String),
 }
 
@@ -278,7 +278,7 @@ mod tests {
                 Fault::Structure(vec!["node 1024, level 0: set at block 3: checksum".to_owned()]),
                 Fault::Structure(vec!["node 64, level 1: set at block 1: checksum".to_owned()]),
             ],
-            vec![Fault::Structure(vec!["node 1024, level 0: two living children at 0:8".to_owned()])],
+            vec![Fault::Structure(vec!["node 1024, level 0: two live children at 0:8".to_owned()])],
         ];
         for (index, kind) in kinds.iter().enumerate() {
             for (other, others) in kinds.iter().enumerate() {

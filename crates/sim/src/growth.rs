@@ -144,7 +144,7 @@ fn grow(system: &Rc<dyn System>, brink: Brink) -> Result<Snapshot, Fault> {
         }
         Ok(images.pop_front().expect("there are places"))
     })?;
-    Ok(lived.expect("nobody ends this world"))
+    Ok(lived.expect("nothing ends this world"))
 }
 
 /// Returns every other sector of each volume, in random order.

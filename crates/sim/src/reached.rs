@@ -70,19 +70,19 @@ const ASKED: [(Asked, &str); 9] = [
     (Asked::UnmapFua, "zero, unmap, FUA"),
 ];
 const LIES: [(Lies, &str); 3] =
-    [(Lies::Whole, ""), (Lies::Within, ", part of a block"), (Lies::Behind, ", behind the last block")];
+    [(Lies::Whole, ""), (Lies::Within, ", part of a block"), (Lies::Behind, ", beyond the last block")];
 const STANDINGS: [(Standing, &str); 6] = [
     (Standing::Detached, "no cache"),
     (Standing::Cached(Mode::Writethrough), "writethrough"),
     (Standing::Cached(Mode::Writeback), "writeback"),
     (Standing::Cached(Mode::Writearound), "writearound"),
     (Standing::Cached(Mode::None), "none"),
-    (Standing::CacheAlone, "cache alone"),
+    (Standing::CacheAlone, "flash-only"),
 ];
 const FAILED: [(Failed, &str); 4] = [
     (Failed::Nothing, ""),
     (Failed::Cache, ", the cache has failed"),
-    (Failed::Backing, ", its device has failed"),
+    (Failed::Backing, ", the backing device has failed"),
     (Failed::Both, ", both devices have failed"),
 ];
 
@@ -224,7 +224,7 @@ impl Reached {
     #[must_use]
     pub fn table(&self) -> Vec<String> {
         let head = STANDINGS.iter().map(|(_, name)| format!(" {name:>12} {:>7}", "failing"));
-        let mut lines = vec![format!("{:<40}{}", "asked of", head.collect::<String>())];
+        let mut lines = vec![format!("{:<40}{}", "requests by mode", head.collect::<String>())];
         for (asked, lies) in ASKED.iter().flat_map(|asked| LIES.iter().map(move |lies| (asked, lies))) {
             let cell = |standing: &Standing, of: fn(Failed) -> bool| -> Option<u64> {
                 let case = |failed| Case { asked: asked.0, lies: lies.0, standing: *standing, failed };

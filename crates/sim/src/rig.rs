@@ -68,9 +68,7 @@ impl Snapshot {
         }
         remember(crash, &mut self.note, &mut self.oracle);
         trace::tell(|| {
-            format!(
-                "= crash {crash}:{survivors}: its recovery follows, on a clock and with points of its own"
-            )
+            format!("= crash {crash}:{survivors}: its recovery follows, with its own clock and points")
         });
     }
 }
@@ -294,7 +292,7 @@ impl Rig {
         if self.system.finds_damage(&world.devices) {
             Ok(())
         } else {
-            Err(Fault::Structure(vec!["nothing is found of a damaged table".to_owned()]))
+            Err(Fault::Structure(vec!["the damage to the table of volumes is not found".to_owned()]))
         }
     }
 
@@ -344,7 +342,7 @@ impl Rig {
         let world = rig.world.borrow();
         let is_changed = |index: usize| !devices[index].has_content_of(&world.devices[index]);
         if concerned.into_iter().any(is_changed) {
-            return Err(Fault::Older { device: which, what: "data was written to a volume that is refused" });
+            return Err(Fault::Older { device: which, what: "data was written to a refused volume" });
         }
         Ok(())
     }

@@ -185,7 +185,7 @@ impl Stage {
         match done {
             Err(Fault::Waiting { halt: Halt::Asked(_), .. }) => Ok(()),
             Err(fault) => Err(fault),
-            Ok(()) => Err(Fault::Story("the operation to crash at never came".to_owned())),
+            Ok(()) => Err(Fault::Story("the operation to crash at never happened".to_owned())),
         }
     }
 
@@ -246,7 +246,7 @@ impl Stage {
 
     fn halted(&self) -> Fault {
         let halt = self.rig.world.borrow().halted().cloned();
-        let halt = halt.expect("only a halted world leaves a script unfinished");
+        let halt = halt.expect("a script is unfinished only if the world halted");
         Fault::Waiting { halt, waiting: Vec::new() }
     }
 }
@@ -276,7 +276,7 @@ mod tests {
             tuning: Tuning::draw(0),
         };
         let mut stage = Stage::new(Rc::new(Passthrough), geometry, 1);
-        stage.start().expect("it opens");
+        stage.start().expect("the system opens");
         stage
     }
 
@@ -300,8 +300,10 @@ mod tests {
         let mut stage = stage();
         let done = stage.crash_at(vec![WRITE], flush, Crash::PowerCut, Survivors::Nothing);
         assert!(matches!(done, Err(Fault::Story(_))), "{done:?}");
-        stage.start().expect("it opens");
-        stage.crash_at(vec![FLUSH], flush, Crash::PowerCut, Survivors::Nothing).expect("there it comes");
+        stage.start().expect("the system opens");
+        stage
+            .crash_at(vec![FLUSH], flush, Crash::PowerCut, Survivors::Nothing)
+            .expect("the operation happens");
     }
 
     #[test]

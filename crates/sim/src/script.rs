@@ -131,7 +131,7 @@ impl Script {
         let mut bytes = Vec::new();
         // Reading a pipe could block forever.
         if !fs::metadata(path).map_err(wrong)?.is_file() {
-            return Err(wrong(io::Error::other("a script is a regular file, and this is none")));
+            return Err(wrong(io::Error::other("it is not a regular file")));
         }
         let opened = File::open(path).map_err(wrong)?;
         opened.take(limits::BYTES_MAX + 1).read_to_end(&mut bytes).map_err(wrong)?;

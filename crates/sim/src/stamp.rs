@@ -45,7 +45,7 @@ impl fmt::Display for Value {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StampError {
     /// The records within the sector differ.
-    #[error("a sector that is torn inside")]
+    #[error("a torn sector")]
     Torn,
     /// A whole stamp that belongs to another place.
     #[error("data of volume {volume} sector {sector} (write {number})")]

@@ -378,7 +378,7 @@ pub trait Running {
     /// Hands over the device of a volume, which was pulled and is back as `disk`; requests wait
     /// meanwhile.
     fn take_back(&self, volume: u32, _disk: DiskId) -> Soon<Result<Return, Refusal>> {
-        Box::pin(async move { unreachable!("nobody has pulled the device of volume {volume}") })
+        Box::pin(async move { unreachable!("the device of volume {volume} was not pulled") })
     }
 
     /// Returns the amount of data that is not on the backing devices yet, over all volumes that

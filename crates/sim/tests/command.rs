@@ -46,8 +46,8 @@ fn what_cannot_be_run_is_refused_in_one_sentence() {
     assert_refused(&["run", "--seed", "1", "--system", "motor"], "no system \"motor\"; the nearest are");
     assert_refused(&["hunt", "--system", "motor"], "no system \"motor\"; the nearest are");
     assert_refused(&["sweep", "--seeds", "0..1", "--workload", "x"], "no workload \"x\"; the nearest are");
-    assert_refused(&["sweep", "--seeds", "5..5"], "no seed lies in 5..5");
-    assert_refused(&["sweep", "--seeds", "5..4"], "no seed lies in 5..4");
+    assert_refused(&["sweep", "--seeds", "5..5"], "there is no seed in 5..5");
+    assert_refused(&["sweep", "--seeds", "5..4"], "there is no seed in 5..4");
     assert_refused(&["sweep", "--seeds", "5"], "seeds are given as 0..100, not \"5\"");
     assert_refused(&["sweep", "--seeds", "0..1", "--every", "0"], "0 is not in 1..");
     assert_refused(&run(&["--length", "0"]), "0 is not in 1..=100000");
@@ -68,19 +68,19 @@ fn what_cannot_be_run_is_refused_in_one_sentence() {
         let words = [&["sweep", "--seeds", "0..1", "--depth", "whole"], &option[..]].concat();
         assert_refused(
             &words,
-            "--depth whole crashes nothing: --every, --within and --recovery-one-in do not",
+            "--depth whole crashes nothing, so it excludes --every, --within and --recovery-one-in",
         );
     }
     assert_refused(
         &["swim"],
         "unrecognized subcommand 'swim': the commands are run, sweep, hunt, scenario, bench-model, machines, list",
     );
-    let help = concat!("found: `", env!("CARGO_BIN_EXE_sim"), " COMMAND --help` names the options");
+    let help = concat!("found: `", env!("CARGO_BIN_EXE_sim"), " COMMAND --help` lists the options");
     assert_refused(&["--swim"], &format!("unexpected argument '--swim' {help}"));
     assert_refused(&["run", "--swim"], &format!("unexpected argument '--swim' {help}"));
     for seed in ["x", "1.5", ""] {
         let words =
-            format!("invalid value '{seed}' for '--seed <SEED>': a whole number is wanted, such as 7");
+            format!("invalid value '{seed}' for '--seed <SEED>': it must be a whole number, such as 7");
         assert_refused(&["run", "--seed", seed], &words);
     }
     assert_refused(&["run", "--seed", "18446744073709551616"], "'--seed <SEED>': the number is too large");
@@ -90,7 +90,7 @@ fn what_cannot_be_run_is_refused_in_one_sentence() {
     }
     let nine: Vec<&str> =
         [run(&["--cut", "1:power:nothing"]), ["--then", "1:power:nothing"].repeat(8)].concat();
-    assert_refused(&nine, "at most 8 crashes follow each other, not 9");
+    assert_refused(&nine, "at most 8 crashes can follow each other, not 9");
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn a_trace_shows_the_crashes_that_were_asked_for_and_what_follows_them() {
         assert!(last.is_none() || life.last().and_then(|line| point_of(line)) == last, "{out}");
     }
     let crash = |place: usize| lines[lives[..=place].iter().map(|life| life.len() + 1).sum::<usize>() - 1];
-    let follows = "its recovery follows, on a clock and with points of its own";
+    let follows = "its recovery follows, with its own clock and points";
     assert_eq!(crash(0), format!("= crash power:nothing: {follows}"));
     assert_eq!(crash(1), format!("= crash death:everything: {follows}"));
 }
@@ -172,7 +172,7 @@ fn recoveries_of_recoveries_are_crashed() {
 #[test]
 fn a_seed_of_another_drawing_is_refused() {
     let other = (DRAWING + 1).to_string();
-    let words = format!("the seed is of drawing {other} and this simulator draws by {DRAWING}");
+    let words = format!("the seed is of drawing {other} and this simulator uses drawing {DRAWING}");
     assert_refused(&["run", "--seed", "1", "--drawing", &other], &words);
     assert_refused(&["hunt", "--from", "1", "--drawing", &other], &words);
     let ran = sim(&["hunt", "--system", "passthrough", "--seconds", "0", "--from", "1"]);
@@ -247,7 +247,7 @@ fn the_table_of_a_failing_hunt_says_that_more_follows() {
     let (_, after) = rest.split_once("found in round ").expect("it is found");
     let round = after.split(' ').next().expect("a number");
     let last = above.lines().next_back().expect("a line");
-    assert_eq!(last, format!("something was found, told below; of the {round} rounds before it:"));
+    assert_eq!(last, format!("a fault was found (see below); figures of the {round} rounds before it:"));
 }
 
 #[test]
@@ -316,7 +316,7 @@ fn commands_run_as_they_are_printed() {
     assert_eq!((exit, err.as_str()), (Some(1), ""), "{out}");
     let commands: Vec<&str> = out
         .lines()
-        .filter_map(|line| Some(line.split_once("again: ").or(line.split_once("run with: "))?.1))
+        .filter_map(|line| Some(line.split_once("again: ").or(line.split_once("run it with: "))?.1))
         .collect();
     assert_eq!(commands.len(), 3, "as found, shortened, saved: {out}");
     for command in commands {
@@ -353,7 +353,7 @@ fn a_failure_is_shown_again_by_its_command_and_by_its_script() {
     assert_eq!(script.exit, 1, "{}", script.err);
     assert_eq!(script.out.lines().next(), told.out.lines().next(), "the same fault");
     assert_eq!(sim(&again(&script.out)).out, script.out, "and by the script's own command");
-    assert_refused(&[&words[..], &["--save", file]].concat(), "exists already");
+    assert_refused(&[&words[..], &["--save", file]].concat(), "already exists");
 }
 
 #[test]
@@ -395,7 +395,7 @@ fn what_a_sweep_or_hunt_has_found_is_saved() {
         assert_eq!(again.exit, 1, "{}", again.err);
         let (fault, _) = again.out.split_once('\n').expect("a line");
         assert!(found.out.contains(fault), "{fault}: {}", found.out);
-        assert_refused(&words, "exists already");
+        assert_refused(&words, "already exists");
     }
 }
 
@@ -411,7 +411,7 @@ fn what_cannot_be_saved_is_refused_before_anything_is_run() {
         let words = [words, if words[0] == "run" { &[] } else { &system[..] }].concat();
         let save = |file| [&words[..], &["--save", file]].concat();
         assert_refused(&save(&nowhere), &format!("sim: cannot write {nowhere}: No such file or directory"));
-        assert_refused(&save(&taken), &format!("sim: {taken} exists already"));
+        assert_refused(&save(&taken), &format!("sim: {taken} already exists"));
     }
     assert_refused(&run(&["--cut", "17", "--save", &free]), "a cut is POINT");
     assert!(!Path::new(&free).exists(), "nothing was run");
@@ -473,8 +473,7 @@ fn a_script_that_is_damaged_or_missing_is_refused() {
     let pipe = folder.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().expect("it starts").success());
     for place in [&pipe, folder.path()] {
-        let words =
-            format!("sim: cannot read {}: a script is a regular file, and this is none", place.display());
+        let words = format!("sim: cannot read {}: it is not a regular file", place.display());
         let mut command = Command::new("timeout");
         command.arg("5").arg(env!("CARGO_BIN_EXE_sim")).args(["run", "--script"]).arg(place);
         let done = command.stdin(Stdio::null()).output().expect("it starts");

@@ -56,7 +56,7 @@ fn set_lock(file: impl AsFd, kind: libc::c_int, part: Part) -> Result<(), Errno>
     // SAFETY: `flock` is a plain C struct for which all zeroes are a valid value.
     let mut range: libc::flock = unsafe { core::mem::zeroed() };
     range.l_type = i16::try_from(kind).expect("lock types are small numbers");
-    range.l_whence = i16::try_from(libc::SEEK_SET).expect("zero");
+    range.l_whence = i16::try_from(libc::SEEK_SET).expect("SEEK_SET is zero");
     (range.l_start, range.l_len) = match part {
         Part::All => (0, WRITING_AT),
         Part::Writing => (WRITING_AT, 1),

@@ -34,20 +34,22 @@ pub fn hold() -> Result<(), String> {
     let mut refused = Vec::new();
     if !may_lock() {
         refused.push(
-            "it may be swapped out, and then a request waits until it is read back (no CAP_IPC_LOCK, and a limit to locked \
-             memory: LimitMEMLOCK=infinity, or `ulimit -l unlimited`, lifts that)"
+            "cannot lock memory (no CAP_IPC_LOCK, and locked memory is limited; LimitMEMLOCK=infinity or \
+             `ulimit -l unlimited` lifts the limit): this process may be swapped out, and requests then \
+             wait until it is read back"
                 .to_owned(),
         );
     } else if let Err(error) = answer(lock()) {
-        refused
-            .push(format!("it may be swapped out, and then a request waits until it is read back ({error})"));
+        refused.push(format!(
+            "cannot lock memory ({error}): this process may be swapped out, and requests then wait until \
+             it is read back"
+        ));
     }
     if let Err(error) = answer(declare_flusher()) {
-        refused
-            .push(format!(
-                "when memory is short the kernel may wait for this process, which waits for the kernel, if what is served is \
-                 mounted on this machine (PR_SET_IO_FLUSHER: {error}; it takes CAP_SYS_RESOURCE)"
-            ));
+        refused.push(format!(
+            "cannot set PR_SET_IO_FLUSHER (needs CAP_SYS_RESOURCE): {error}; file systems mounted from this \
+             daemon may deadlock when memory is short"
+        ));
     }
     if refused.is_empty() { Ok(()) } else { Err(refused.join("; ")) }
 }

@@ -99,7 +99,7 @@ impl fmt::Display for Backend {
         match self {
             Self::Uring { deferred: true } => formatter.write_str("I/O through io_uring"),
             Self::Uring { deferred: false } => {
-                formatter.write_str("I/O through io_uring, without deferred completions (Linux 6.1 has them)")
+                formatter.write_str("I/O through io_uring, without deferred completions (needs Linux 6.1)")
             }
             Self::Threads { reason } => write!(formatter, "I/O through threads: {reason}"),
         }
@@ -111,12 +111,10 @@ impl fmt::Display for Backend {
 #[non_exhaustive]
 pub enum DriverError {
     /// [`BACKEND_VARIABLE`] has an invalid value.
-    #[error("{BACKEND_VARIABLE} is {0:?}; it can be \"uring\" or \"threads\"")]
+    #[error("{BACKEND_VARIABLE} is {0:?}; it must be \"uring\" or \"threads\"")]
     UnknownChoice(OsString),
     /// `io_uring` was demanded and does not work.
-    #[error(
-        "io_uring was demanded but cannot be used: {0}; with {BACKEND_VARIABLE}=threads it is not needed"
-    )]
+    #[error("io_uring was requested but cannot be used: {0}; {BACKEND_VARIABLE}=threads does without it")]
     UringRefused(String),
     /// The system cannot provide a descriptor.
     #[error("cannot create an eventfd: {0}")]
@@ -134,7 +132,7 @@ pub fn open_driver(options: &DriverOptions) -> Result<Opened, DriverError> {
     let bell = Bell::of_engine(signals.clone());
     let guests = Guests::new(signals.clone());
     let by_threads = |reason: String| {
-        guests.close("ublk needs io_uring, and I/O goes through threads here");
+        guests.close("ublk needs io_uring, but I/O goes through threads here");
         let driver = ThreadDriver::new(options.threads_max, signals.clone(), disks.clone());
         (Box::new(driver) as Box<dyn Driver>, Backend::Threads { reason })
     };
@@ -148,7 +146,7 @@ pub fn open_driver(options: &DriverOptions) -> Result<Opened, DriverError> {
         choice => choice,
     };
     let (driver, backend) = match choice {
-        Choice::Threads => by_threads("demanded".into()),
+        Choice::Threads => by_threads("requested".into()),
         Choice::Uring => by_ring(set_up(options, &signals).map_err(DriverError::UringRefused)?),
         Choice::Environment => match set_up(options, &signals) {
             Ok(ring) => by_ring(ring),
@@ -186,7 +184,7 @@ fn set_up(options: &DriverOptions, signals: &Arc<Signals>) -> Result<(IoUring, I
     };
     check_features(&ring)?;
     check_round_trip(&mut ring)?;
-    let inputs = Inputs::new(Arc::clone(signals)).map_err(|error| format!("there is no epoll: {error}"))?;
+    let inputs = Inputs::new(Arc::clone(signals)).map_err(|error| format!("cannot create epoll: {error}"))?;
     Ok((ring, inputs, deferred))
 }
 
@@ -206,7 +204,7 @@ fn explain(error: &std::io::Error) -> String {
 fn check_features(ring: &IoUring) -> Result<(), String> {
     let parameters = ring.params();
     if !parameters.is_feature_ext_arg() || !parameters.is_feature_nodrop() {
-        return Err("the kernel's io_uring cannot wait with a time limit (Linux 5.11 can)".into());
+        return Err("the kernel's io_uring cannot wait with a time limit (needs Linux 5.11)".into());
     }
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe).map_err(|error| explain(&error))?;
@@ -218,18 +216,18 @@ fn check_features(ring: &IoUring) -> Result<(), String> {
         ("poll", opcode::PollAdd::CODE),
     ];
     match needed.iter().find(|(_, code)| !probe.is_supported(*code)) {
-        Some((name, _)) => Err(format!("the kernel's io_uring has no {name}")),
+        Some((name, _)) => Err(format!("the kernel's io_uring does not support {name}")),
         None => Ok(()),
     }
 }
 
 /// Checks that the ring works: some sandboxes grant a ring and refuse its use.
 fn check_round_trip(ring: &mut IoUring) -> Result<(), String> {
-    crate::ring::push_nothing(ring).map_err(|_| "a new ring has no room")?;
+    crate::ring::push_nothing(ring).map_err(|_| "a new io_uring has no room for an operation")?;
     ring.submit_and_wait(1).map_err(|error| explain(&error))?;
     match ring.completion().next() {
         Some(entry) if entry.result() == 0 => Ok(()),
-        _ => Err("a ring was granted but does nothing".into()),
+        _ => Err("io_uring can be set up, but does not work".into()),
     }
 }
 
@@ -243,7 +241,7 @@ mod tests {
         assert_eq!(choice_of(Some("uring".into())).expect("documented"), Choice::Uring);
         assert_eq!(choice_of(Some("threads".into())).expect("documented"), Choice::Threads);
         let error = choice_of(Some("aio".into())).expect_err("means nothing");
-        assert_eq!(error.to_string(), "BCACHED_IO is \"aio\"; it can be \"uring\" or \"threads\"");
+        assert_eq!(error.to_string(), "BCACHED_IO is \"aio\"; it must be \"uring\" or \"threads\"");
     }
 
     #[test]

@@ -459,7 +459,7 @@ pub(crate) fn clear_slots(ring: &IoUring, first: u32, count: usize) -> std::io::
 
 /// The length of one transfer; the rest is continued like a short transfer.
 fn length_of(bytes: usize) -> u32 {
-    u32::try_from(bytes.min(TRANSFER_MAX)).expect("at most 1 GiB")
+    u32::try_from(bytes.min(TRANSFER_MAX)).expect("a transfer is at most 1 GiB")
 }
 
 pub(crate) fn poll_in() -> u32 {

@@ -52,13 +52,13 @@ impl Deref for Lasting {
     type Target = IoUring;
 
     fn deref(&self) -> &IoUring {
-        self.ring.as_ref().expect("there until it is dropped")
+        self.ring.as_ref().expect("the ring exists until this is dropped")
     }
 }
 
 impl DerefMut for Lasting {
     fn deref_mut(&mut self) -> &mut IoUring {
-        self.ring.as_mut().expect("there until it is dropped")
+        self.ring.as_mut().expect("the ring exists until this is dropped")
     }
 }
 

@@ -58,7 +58,7 @@ impl Signals {
 
     /// Announces that the driver is about to sleep. Returns false if something was raised meanwhile
     /// and the driver must not sleep.
-    #[must_use = "a driver that sleeps on `false` may sleep for ever"]
+    #[must_use = "a driver that sleeps on `false` may sleep forever"]
     pub(crate) fn fall_asleep(&self) -> bool {
         self.asleep.store(true, Ordering::SeqCst);
         if self.raised.load(Ordering::SeqCst) == 0 {

@@ -26,13 +26,13 @@ fn every_note_of_the_corpus() {
 #[test]
 fn the_seeds_are_what_they_are_called() {
     for (name, found) in [
-        ("empty", NoteFound::Damaged { what: "it was cut to nothing", usable: 0 }),
+        ("empty", NoteFound::Damaged { what: "it was truncated to 0 bytes", usable: 0 }),
         ("no-note", NoteFound::Damaged { what: "it has no valid header", usable: 0 }),
-        ("short", NoteFound::Damaged { what: "it is shorter than it says", usable: 0 }),
+        ("short", NoteFound::Damaged { what: "it is shorter than its header says", usable: 0 }),
         ("two", NoteFound::Records(2)),
         ("wrapped", NoteFound::Records(2)),
-        ("spoiled", NoteFound::Damaged { what: "a record fails its check", usable: 1 }),
-        ("impossible-counters", NoteFound::Damaged { what: "its counters are impossible", usable: 0 }),
+        ("spoiled", NoteFound::Damaged { what: "a record is invalid", usable: 1 }),
+        ("impossible-counters", NoteFound::Damaged { what: "its counters are invalid", usable: 0 }),
         ("other-boot", NoteFound::OtherBoot),
         ("other-set", NoteFound::OtherSet),
     ] {

@@ -189,7 +189,7 @@ fn a_device_with_large_blocks_takes_whole_ones_only() {
         let device = own(&under.device);
         assert_eq!(device.info().logical_block_sectors, 8);
         let error = device.require_blocks(1).unwrap_err();
-        assert_eq!(error.why(), "it works in blocks of 4096 bytes and the format in blocks of 512 bytes");
+        assert_eq!(error.why(), "it works in blocks of 4096 bytes, but the format needs blocks of 512 bytes");
         device.require_blocks(8).unwrap();
         // Offline reads are not affected.
         device.write_at(8, &[7; 4096]).unwrap();

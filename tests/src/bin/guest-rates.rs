@@ -99,8 +99,8 @@ sequential_cutoff = 0
 writeback_percent = 40
 end
 bcached serve --config /run/b/config.toml > /tmp/out 2> /tmp/log &
-its() { sed -n "s/.*$1: it is the block device \([^ ]*\).*/\1/p" /tmp/log; }
-for volume in ours slow; do wait_for 60 grep -q "$volume: it is the block" /tmp/log || { cat /tmp/log; exit 1; }; done
+its() { sed -n "s/.*$1: available as the block device \([^ ]*\).*/\1/p" /tmp/log; }
+for volume in ours slow; do wait_for 60 grep -q "$volume: available as the block device" /tmp/log || { cat /tmp/log; exit 1; }; done
 ours=$(its ours); ours_slow=$(its slow)
 
 # run DEVICE MS FIO-ARGUMENT..: requests a second.

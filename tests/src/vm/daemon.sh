@@ -24,7 +24,7 @@ serve() {
 # serve_device: like serve, for a single volume; its block device is $device.
 serve_device() {
 	serve
-	device=$(sed -n 's/.*it is the block device \([^ ]*\).*/\1/p' /tmp/log | tail -n 1)
+	device=$(sed -n 's/.*available as the block device \([^ ]*\).*/\1/p' /tmp/log | tail -n 1)
 	test -n "$device" && wait_for 20 test -b $device || { cat /tmp/log; return 1; }
 }
 

@@ -86,18 +86,18 @@ pub fn run(server: &Server, load: &Load, seconds: u64) -> Result<Measured> {
     fio.arg(format!("--rw={}", load.kind)).arg(format!("--bs={}", load.bytes));
     fio.arg(format!("--iodepth={}", load.depth)).stdin(Stdio::null());
     let before = server.cpu_micros()?;
-    let output = fio.output().context("fio does not start")?;
+    let output = fio.output().context("cannot start fio")?;
     let cpu = server.cpu_micros()? - before;
     let text = String::from_utf8_lossy(&output.stdout);
     // fio first prints a line about its connection.
     let Some(json) = text.find('{').map(|start| &text[start..]) else {
         bail!("fio failed: {}", String::from_utf8_lossy(&output.stderr).trim());
     };
-    let output: Output = serde_json::from_str(json).context("what fio prints")?;
+    let output: Output = serde_json::from_str(json).context("cannot parse the output of fio")?;
     let [Job { error: 0, read, write }] = output.jobs.as_slice() else { bail!("fio failed: {text}") };
     let requests = read.total_ios + write.total_ios;
     if requests == 0 {
-        bail!("nothing was done");
+        bail!("fio made no request");
     }
     #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
     Ok(Measured { rate: read.iops + write.iops, cpu: cpu as f64 / requests as f64 })

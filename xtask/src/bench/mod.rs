@@ -43,7 +43,7 @@ const VOLUME_BYTES: u64 = 512 << 20;
 /// Runs the measurements and prints the results. Returns false if a bound is not met.
 pub fn run(args: &Args) -> Result<bool> {
     if args.rounds == 0 || args.seconds == 0 {
-        bail!("at least one round of one second");
+        bail!("--rounds and --seconds must be at least 1");
     }
     let place = || tempfile::Builder::new().prefix("bcached-bench").tempdir_in(&args.place);
     let bcached = match &args.bcached {

@@ -11,7 +11,7 @@ pub struct Cell(pub Vec<Measured>);
 pub fn print(what: &str, servers: &Servers, loads: &[Load], cells: &[Cell]) -> bool {
     println!("\n{what}\n");
     println!(
-        "| load | server | requests a second | µs of CPU each | ratio to it, median (range) | bound | its CPU, ours by that | |"
+        "| load | server | requests a second | µs of CPU each | requests, ours / its, median (range) | bound | CPU, ours / its | |"
     );
     println!("|---|---|---:|---:|---:|---:|---:|---|");
     let mut reached = true;

@@ -33,7 +33,7 @@ impl Server {
     fn start(name: &'static str, mut command: Command, socket: &Path, address: String) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let program = command.get_program().to_owned();
-        let child = command.spawn().with_context(|| format!("{} does not start", program.display()))?;
+        let child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
         let mut server = Self { name, address, streams: None, child };
         let deadline = Instant::now() + START_MAX;
         while !socket.exists() {
@@ -41,7 +41,7 @@ impl Server {
                 bail!("{name} ended: {status}");
             }
             if Instant::now() > deadline {
-                bail!("{name} has made no socket within {START_MAX:?}");
+                bail!("{name} did not create its socket within {START_MAX:?}");
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -56,10 +56,11 @@ impl Server {
     /// Returns the CPU time that the server has used so far, in microseconds.
     pub fn cpu_micros(&self) -> Result<u64> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        let behind_name = stat.rsplit_once(')').context("a line of /proc")?.1;
+        let behind_name = stat.rsplit_once(')').context("cannot parse /proc/PID/stat")?.1;
         let mut fields = behind_name.split_ascii_whitespace().skip(11);
-        let mut ticks =
-            || fields.next().and_then(|field| field.parse::<u64>().ok()).context("a line of /proc");
+        let mut ticks = || {
+            fields.next().and_then(|field| field.parse::<u64>().ok()).context("cannot parse /proc/PID/stat")
+        };
         // A tick is a hundredth of a second on every machine (`USER_HZ`).
         Ok((ticks()? + ticks()?) * 10_000)
     }
@@ -229,7 +230,7 @@ fn copy(words: &[&std::ffi::OsStr]) -> Result<()> {
 /// Runs a command to its end, and shows its output only if it fails.
 fn quietly(command: &mut Command) -> Result<()> {
     let output = command.stdin(Stdio::null()).output();
-    let output = output.with_context(|| format!("{} does not start", command.get_program().display()))?;
+    let output = output.with_context(|| format!("cannot start {}", command.get_program().display()))?;
     if !output.status.success() {
         bail!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
     }

@@ -29,11 +29,11 @@ pub fn client() -> Result<PathBuf> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(crate::origin()).args(["bench", "--quiet", "--package", "bcached-front-vhost"]);
     cargo.args(["--bench", "rates", "--no-run", "--message-format=json"]);
-    let output = cargo.stdin(Stdio::null()).output().context("cargo does not start")?;
+    let output = cargo.stdin(Stdio::null()).output().context("cannot start cargo")?;
     let lines = String::from_utf8_lossy(&output.stdout);
     let built = lines.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     let program = built.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).next_back();
-    program.with_context(|| format!("the client does not build: {}", String::from_utf8_lossy(&output.stderr)))
+    program.with_context(|| format!("cannot build the client: {}", String::from_utf8_lossy(&output.stderr)))
 }
 
 /// Measures for `seconds` seconds.
@@ -42,7 +42,7 @@ pub fn run(client: &Path, server: &Server, load: &Load, seconds: u64) -> Result<
     let figures = [load.depth.to_string(), seconds.to_string(), load.queues.to_string()];
     command.arg("--socket").arg(&server.address).arg(load.kind).args(figures);
     let before = server.cpu_micros()?;
-    let output = command.stdin(Stdio::null()).output().context("the client does not start")?;
+    let output = command.stdin(Stdio::null()).output().context("cannot start the client")?;
     let cpu = server.cpu_micros()? - before;
     let said = String::from_utf8_lossy(&output.stdout);
     let mut figures = said.split_whitespace().map(str::parse::<f64>);

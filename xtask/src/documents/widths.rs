@@ -23,7 +23,7 @@ pub fn check(files: &[File]) -> Vec<String> {
         for (at, line) in lines {
             let columns = line.chars().count();
             if columns > COLUMNS && !has_long_word(line) {
-                wrong.push(format!("{}:{at}: {columns} columns, of {COLUMNS}", file.path.display()));
+                wrong.push(format!("{}:{at}: {columns} columns, more than {COLUMNS}", file.path.display()));
             }
         }
     }
@@ -49,6 +49,9 @@ mod tests {
             file("a.rs", &format!("let x = \"{wide}\";\n    // {wide}\n// short\n")),
             file("a.md", &format!("{wide}\n| {wide} |\n```\n{wide}\n```\n{}\n`{wide}`.\n", "x".repeat(120))),
         ];
-        assert_eq!(check(&files), ["a.rs:2: 112 columns, of 100", "a.md:1: 105 columns, of 100"]);
+        assert_eq!(
+            check(&files),
+            ["a.rs:2: 112 columns, more than 100", "a.md:1: 105 columns, more than 100"]
+        );
     }
 }

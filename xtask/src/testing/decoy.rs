@@ -47,7 +47,7 @@ const FOUND: WatchFlags = WatchFlags::OPEN
 pub fn move_apart() -> Result<String> {
     let temporary = fs::canonicalize(std::env::temp_dir()).context("TMPDIR")?;
     if ["/etc", "/run", "/dev/shm"].iter().any(|place| temporary.starts_with(place)) {
-        return Ok(format!("{} lies among the places of the machine", temporary.display()));
+        return Ok(format!("TMPDIR, {}, is in one of them", temporary.display()));
     }
     let may = Command::new("unshare")
         .args(["--mount", "--propagation", "private", "mount", "-t", "tmpfs", "none", "/mnt"])
@@ -57,16 +57,16 @@ pub fn move_apart() -> Result<String> {
         Ok(output) if output.status.success() => {}
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
-            return Ok(format!("no mount namespace of its own (root with CAP_SYS_ADMIN has one): {said}"));
+            return Ok(format!("cannot create a mount namespace (needs root with CAP_SYS_ADMIN): {said}"));
         }
-        Err(error) => return Ok(format!("unshare (util-linux) does not start: {error}")),
+        Err(error) => return Ok(format!("cannot start unshare (util-linux): {error}")),
     }
     let mut words = std::env::args_os().skip(1);
     let chore = words.next().context("this is `cargo xtask test`")?;
     let mut again = Command::new("unshare");
     again.args(["--mount", "--propagation", "private"]).arg(std::env::current_exe()?);
     again.arg(chore).arg("--apart").args(words);
-    Err(again.exec()).context("unshare")
+    Err(again.exec()).context("cannot start unshare")
 }
 
 /// The decoy, which exists until it is dropped.
@@ -90,7 +90,10 @@ impl Decoy {
     /// # Errors
     /// A mount or a file that cannot be made.
     pub fn lay(is_apart: bool) -> Result<Self> {
-        let folder = tempfile::Builder::new().prefix("bt-").tempdir().context("a folder for the decoy")?;
+        let folder = tempfile::Builder::new()
+            .prefix("bt-")
+            .tempdir()
+            .context("cannot create a folder for the decoy")?;
         let at = |name: &str| folder.path().join(name);
         let mut bcacheds = vec![at("named"), at("runtime/bcached")];
         let mut folders = vec![at("state/bcached")];
@@ -196,7 +199,7 @@ impl Overlaid {
         let mut command = Command::new("mount");
         let output = command.args(words).arg("bcached-decoy").arg(place).stdin(Stdio::null()).output()?;
         if !output.status.success() {
-            bail!("mount at {}: {}", place.display(), String::from_utf8_lossy(&output.stderr).trim());
+            bail!("cannot mount at {}: {}", place.display(), String::from_utf8_lossy(&output.stderr).trim());
         }
         self.0.push(place.to_owned());
         Ok(())
@@ -240,7 +243,7 @@ fn listen(socket: &Path, tell: Sender<String>) -> Result<()> {
                 rustix::net::sockopt::socket_peercred(&stream).map(|who| who.pid.as_raw_nonzero().get());
             if who.is_ok_and(|pid| u32::try_from(pid) != Ok(std::process::id())) {
                 let who = who.map(named).unwrap_or_default();
-                let _the_run_is_over = tell.send(format!("{name}: asked by {who}"));
+                let _the_run_is_over = tell.send(format!("{name}: connection from {who}"));
             }
             let mut stream = stream;
             let _it_has_gone = stream.write_all(BUSY);
@@ -269,14 +272,14 @@ impl Watched {
             let watch = inotify::add_watch(&notify, folder, FOUND);
             names.insert(watch.with_context(|| folder.display().to_string())?, folder.clone());
         }
-        let first = folders.first().context("a folder")?.clone();
+        let first = folders.first().context("no folder to watch")?.clone();
         thread::spawn(move || told(&notify, &names, &tell));
         Ok(Self { first })
     }
 
     /// Causes [`END`] to be reported after all earlier events.
     fn end(&self) -> Result<()> {
-        fs::write(self.first.join(END), "").context("the end of the decoy")
+        fs::write(self.first.join(END), "").context("cannot mark the end of the decoy")
     }
 }
 
@@ -290,7 +293,7 @@ fn told(notify: &OwnedFd, names: &BTreeMap<i32, PathBuf>, tell: &Sender<String>)
         let beside = super::pool::running().join(", ");
         let what = match event.events() {
             events if events.contains(ReadFlags::OPEN) => "opened",
-            events if events.contains(ReadFlags::CREATE) => "made",
+            events if events.contains(ReadFlags::CREATE) => "created",
             events if events.contains(ReadFlags::DELETE) => "removed",
             _ => "changed",
         };

@@ -119,10 +119,10 @@ pub fn run(args: &Args) -> Result<bool> {
     programs.retain(|program| {
         args.only.is_empty() || args.only.iter().any(|part| program.name.contains(part.as_str()))
     });
-    let folders = Folders::new().context("a folder for temporary files")?;
+    let folders = Folders::new().context("cannot create a folder for temporary files")?;
     let left = usage::left(&std::env::temp_dir());
     has_room(left)?;
-    let decoy = Decoy::lay(args.apart).context("the decoy")?;
+    let decoy = Decoy::lay(args.apart).context("cannot set up the decoy")?;
     let (alone, mut programs): (Vec<_>, Vec<_>) =
         programs.into_iter().partition(|program| ALONE.contains(&&*program.name));
     // Programs that are not listed keep their order, which is that of the packages.
@@ -145,7 +145,7 @@ pub fn run(args: &Args) -> Result<bool> {
         takers.push((ended.taken, program.name.clone()));
         // Printed as a whole, so that the output of programs does not mix.
         let mut out = io::stdout().lock();
-        out.write_all(&report.text).and_then(|()| out.flush()).context("print")
+        out.write_all(&report.text).and_then(|()| out.flush()).context("cannot print")
     };
     let (of_decoy, of_programs) = (decoy.folder(), folders.path().to_owned());
     pool::end_with_this_one(move || {
@@ -206,17 +206,17 @@ fn at_a_time(processors: usize, memory: u64) -> usize {
 fn has_room(left: Taken) -> Result<()> {
     let folder = std::env::temp_dir();
     let kinds = [
-        ("memory".to_owned(), left.memory, NEEDED.memory, "end other programs"),
+        ("memory".to_owned(), left.memory, NEEDED.memory, "stop other programs"),
         (
             format!("the disk of {}", folder.display()),
             left.disk,
             NEEDED.disk,
-            "name a folder with more room in TMPDIR",
+            "set TMPDIR to a folder with more space",
         ),
     ];
     for (name, left, needed, next) in kinds {
         if left < needed {
-            bail!("{} MiB of {name} are free, and the tests need {}; {next}", left >> 20, needed >> 20);
+            bail!("{} MiB of {name} are free, and the tests need {} MiB; {next}", left >> 20, needed >> 20);
         }
     }
     Ok(())
@@ -226,7 +226,7 @@ fn has_room(left: Taken) -> Result<()> {
 fn unseen(found: &[String], not_apart: Option<&str>) -> (bool, String) {
     let mut text = "     Running decoy of xtask\n".to_owned();
     for line in found {
-        text += &format!("a test sees the machine: {line}\n");
+        text += &format!("a test touched the machine: {line}\n");
     }
     // Places that this run cannot use are reported as skipped, like a test with a missing
     // requirement.
@@ -337,9 +337,9 @@ mod tests {
     fn too_little_room_is_told_before_anything_runs() {
         has_room(NEEDED).unwrap();
         let why = has_room(Taken { memory: 1 << 30, ..NEEDED }).unwrap_err().to_string();
-        assert_eq!(why, "1024 MiB of memory are free, and the tests need 2048; end other programs");
+        assert_eq!(why, "1024 MiB of memory are free, and the tests need 2048 MiB; stop other programs");
         let why = has_room(Taken { disk: 1 << 30, ..NEEDED }).unwrap_err().to_string();
-        assert!(why.ends_with("name a folder with more room in TMPDIR"), "{why}");
+        assert!(why.ends_with("set TMPDIR to a folder with more space"), "{why}");
     }
 
     #[test]

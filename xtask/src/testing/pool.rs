@@ -70,13 +70,18 @@ static RUNNING: Mutex<Vec<Running>> = Mutex::new(Vec::new());
 
 /// Returns the running groups and their folders.
 pub fn groups() -> Vec<(Pid, PathBuf)> {
-    let running = RUNNING.lock().expect("no holder panics");
+    let running = RUNNING.lock().expect("no thread panics while it holds the lock");
     running.iter().map(|one| (one.group, one.folder.clone())).collect()
 }
 
 /// Returns the names of the running programs.
 pub fn running() -> Vec<String> {
-    RUNNING.lock().expect("no holder panics").iter().map(|one| one.name.clone()).collect()
+    RUNNING
+        .lock()
+        .expect("no thread panics while it holds the lock")
+        .iter()
+        .map(|one| one.name.clone())
+        .collect()
 }
 
 /// Runs `programs` in their order, and calls `tell` for each when it ends.
@@ -154,14 +159,14 @@ fn attempt(program: &Program, limits: &Limits<'_>) -> Ended {
 fn kept(program: &Program, limits: &Limits<'_>, ended: &mut Ended) -> Result<Option<ExitStatus>> {
     static STARTED: AtomicUsize = AtomicUsize::new(0);
     // Not a pipe: whatever a program leaves running would hold it open.
-    let mut output = tempfile::tempfile().context("a file for what it prints")?;
+    let mut output = tempfile::tempfile().context("cannot create a file for its output")?;
     let folder = limits.folders.of(&STARTED.fetch_add(1, Ordering::Relaxed).to_string());
-    let folder = folder.context("a folder for its files")?;
+    let folder = folder.context("cannot create a folder for its files")?;
     let mut command = program.command();
     command.envs(limits.variables.iter().map(|(name, value)| (name, value))).env("TMPDIR", &folder);
     command.stdout(output.try_clone()?).stderr(output.try_clone()?).process_group(0);
-    let mut running = RUNNING.lock().expect("no holder panics");
-    let mut child = command.spawn().context("it does not start")?;
+    let mut running = RUNNING.lock().expect("no thread panics while it holds the lock");
+    let mut child = command.spawn().context("cannot start it")?;
     let group = Pid::from_child(&child);
     running.push(Running { group, name: program.name.clone(), folder: folder.clone() });
     drop(running);
@@ -171,7 +176,7 @@ fn kept(program: &Program, limits: &Limits<'_>, ended: &mut Ended) -> Result<Opt
         let _nobody_is_there = kill_process_group(group, Signal::KILL);
         child.wait()?;
     }
-    RUNNING.lock().expect("no holder panics").retain(|other| other.group != group);
+    RUNNING.lock().expect("no thread panics while it holds the lock").retain(|other| other.group != group);
     let (taken, stopped) = usage::of(group);
     ended.taken = taken;
     ended.how = stopped.map_or_else(String::new, |why| format!("stopped: {why}"));
@@ -188,7 +193,7 @@ fn kept(program: &Program, limits: &Limits<'_>, ended: &mut Ended) -> Result<Opt
 fn waited_for(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> {
     let began = Instant::now();
     loop {
-        let status = child.try_wait().context("wait")?;
+        let status = child.try_wait().context("cannot wait for it")?;
         if status.is_some() || began.elapsed() >= limit {
             return Ok(status);
         }
@@ -205,7 +210,8 @@ pub fn end_with_this_one(ends: impl FnOnce() + Send + 'static) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let told = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
     let entered = runtime.enter();
-    let mut signals = told.into_iter().map(signal).collect::<Result<Vec<_>, _>>().context("signals")?;
+    let mut signals =
+        told.into_iter().map(signal).collect::<Result<Vec<_>, _>>().context("cannot wait for signals")?;
     drop(entered);
     thread::spawn(move || {
         runtime.block_on(poll_fn(|context| {
@@ -213,7 +219,7 @@ pub fn end_with_this_one(ends: impl FnOnce() + Send + 'static) -> Result<()> {
             if is_told { Poll::Ready(()) } else { Poll::Pending }
         }));
         // The lock is held until the end, so that nothing more is started.
-        let running = RUNNING.lock().expect("no holder panics");
+        let running = RUNNING.lock().expect("no thread panics while it holds the lock");
         for one in running.iter() {
             let _it_has_just_gone = kill_process_group(one.group, Signal::KILL);
         }

@@ -40,7 +40,7 @@ impl Program {
     /// # Errors
     /// `called` is empty, or there is no working directory.
     pub fn called(called: &[OsString]) -> Result<Self> {
-        let (file, arguments) = called.split_first().context("no program is named")?;
+        let (file, arguments) = called.split_first().context("no program is given")?;
         let stem = Path::new(file).file_stem().unwrap_or_default().to_string_lossy();
         let name = stem.rsplit_once('-').map_or(&*stem, |(name, _)| name);
         let package = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
@@ -48,7 +48,7 @@ impl Program {
             name: format!("{name} of {package}"),
             file: file.clone(),
             arguments: arguments.to_vec(),
-            folder: std::env::current_dir().context("the working directory")?.into(),
+            folder: std::env::current_dir().context("cannot get the working directory")?.into(),
             environment: std::env::vars_os().collect(),
         })
     }
@@ -84,11 +84,12 @@ impl Program {
         let Some(package) = self.name.strip_prefix(&prefix).filter(|_| is_whole) else {
             return Ok(vec![self]);
         };
-        let listed = self.command().args(["--list", "--format=terse"]).output().context("a list of tests")?;
+        let listed =
+            self.command().args(["--list", "--format=terse"]).output().context("cannot list the tests")?;
         if !listed.status.success() {
-            bail!("{}: no list of tests: {}", self.name, String::from_utf8_lossy(&listed.stderr));
+            bail!("cannot list the tests of {}: {}", self.name, String::from_utf8_lossy(&listed.stderr));
         }
-        let listed = String::from_utf8(listed.stdout).context("names of tests")?;
+        let listed = String::from_utf8(listed.stdout).context("the names of tests are not UTF-8")?;
         let module = |(name, tests): (String, Vec<String>)| {
             let exactly = ["--exact".to_owned()].into_iter().chain(tests).map(OsString::from);
             Self {
@@ -135,18 +136,19 @@ fn of(packages: &[String]) -> Vec<String> {
 /// # Errors
 /// What does not build.
 pub fn all(packages: &[String], options: &[OsString]) -> Result<Vec<Program>> {
-    let notes = tempfile::tempdir().context("a folder for notes")?;
-    let own = std::env::current_exe().context("this program")?;
+    let notes = tempfile::tempdir().context("cannot create a folder for notes")?;
+    let own = std::env::current_exe().context("cannot find this program")?;
     // A list of JSON strings is also a list of TOML strings.
     let runner = serde_json::to_string(&[own.as_path(), Path::new("note-test"), notes.path()])?;
     let mut cargo = crate::cargo();
     cargo.current_dir(crate::origin()).args(["test", "--quiet", "--tests", "--no-fail-fast"]);
     cargo.args(of(packages));
     cargo.arg("--config").arg(format!("target.'cfg(all())'.runner={runner}")).arg("--").args(options);
-    if !cargo.stdin(Stdio::null()).status().context("cargo does not start")?.success() {
-        bail!("the tests do not build");
+    if !cargo.stdin(Stdio::null()).status().context("cannot start cargo")?.success() {
+        bail!("cannot build the tests");
     }
-    let mut files = fs::read_dir(notes.path())?.collect::<Result<Vec<_>, _>>().context("notes")?;
+    let mut files =
+        fs::read_dir(notes.path())?.collect::<Result<Vec<_>, _>>().context("cannot read the notes")?;
     files.sort_unstable_by_key(fs::DirEntry::file_name);
     let read = |file: &fs::DirEntry| -> Result<Vec<Program>> {
         let mut program: Program = serde_json::from_slice(&fs::read(file.path())?)?;

@@ -121,13 +121,13 @@ fn too_much(taken: &[(Pid, Taken)], left: Taken, bounds: Bounds) -> Option<(Pid,
     let kinds = [("memory", memory, bounds.memory), ("the disk of TMPDIR", disk, bounds.disk)];
     kinds.into_iter().find_map(|(name, of, bound)| {
         let (group, most) = taken.iter().max_by_key(|(_, taken)| of(taken))?;
-        let has = format!("it had {} MiB of {name}", of(most) / MIB);
+        let has = format!("it used {} MiB of {name}", of(most) / MIB);
         if of(most) > bound {
-            return Some((*group, format!("{has}, and may have {} MiB", bound / MIB)));
+            return Some((*group, format!("{has}, and may use {} MiB", bound / MIB)));
         }
         let is_short = of(&left) < bounds.left && of(most) > 0;
         is_short.then(|| {
-            let why = format!("{has}, the most of all, and the machine had {} MiB left", of(&left) / MIB);
+            let why = format!("{has}, more than any other, and the machine had {} MiB left", of(&left) / MIB);
             (*group, why)
         })
     })
@@ -271,11 +271,11 @@ mod tests {
         let stopped = |two: [Taken; 2], left| too_much(&[(pid(7), two[0]), (pid(8), two[1])], left, BOUNDS);
         assert_eq!(stopped([mib(100, 1000), mib(1, 1)], MUCH), None);
         let (who, why) = stopped([mib(5, 0), mib(101, 0)], MUCH).expect("too much memory");
-        assert_eq!((who, why.as_str()), (pid(8), "it had 101 MiB of memory, and may have 100 MiB"));
+        assert_eq!((who, why.as_str()), (pid(8), "it used 101 MiB of memory, and may use 100 MiB"));
         let (who, why) = stopped([mib(0, 1001), mib(5, 0)], MUCH).expect("too much of the disk");
-        assert!(who == pid(7) && why.ends_with("and may have 1000 MiB"), "{why}");
+        assert!(who == pid(7) && why.ends_with("and may use 1000 MiB"), "{why}");
         let (who, why) = stopped([mib(20, 0), mib(30, 0)], mib(9, 1000)).expect("nobody has any left");
-        let told = "it had 30 MiB of memory, the most of all, and the machine had 9 MiB left";
+        let told = "it used 30 MiB of memory, more than any other, and the machine had 9 MiB left";
         assert_eq!((who, why.as_str()), (pid(8), told));
         assert_eq!(stopped([mib(0, 1), mib(0, 0)], mib(9, 1000)), None, "others have it");
     }

@@ -116,7 +116,7 @@ pub fn run(flags: &flags::Check) -> Result<Report, Failure> {
     for path in &flags.backing {
         let opened = open(path)?;
         if matches!(opened.role, Role::Cache) {
-            return Err(Failure::new(Kind::NotBcache, format!("{} is no backing device", path.display()))
+            return Err(Failure::new(Kind::NotBcache, format!("{} is not a backing device", path.display()))
                 .option("--backing"));
         }
         // Backing devices are looked at only by the check of a set.
@@ -268,7 +268,7 @@ impl CheckedSet {
         for volume in &self.volumes_cut_short {
             writeln!(
                 text,
-                "{device}: warning: data of {volume} is cached behind the end of its backing device: was that cut short?"
+                "{device}: warning: data of {volume} is cached behind the end of its backing device: was the device cut short?"
             )?;
         }
         self.write_unjudged(text)
@@ -278,12 +278,12 @@ impl CheckedSet {
     fn write_unjudged(&self, text: &mut String) -> std::fmt::Result {
         if !self.volumes_without_backing.is_empty() {
             let volumes = self.volumes_without_backing.join(", ");
-            let what = "not judged against the backing devices, which are not named (--backing)";
+            let what = "not compared with their backing devices, which are not named (--backing)";
             writeln!(text, "{}: {what}: {volumes}", self.device)?;
         }
         if let Some(note) = &self.note {
             let what = "a killed bcached left a note, which may hold acknowledged writes that are not on the devices";
-            let next = "serve the set once before anything else runs it, and before a reboot";
+            let next = "serve the set once before anything else uses it, and before a reboot";
             writeln!(text, "{}: {what}: {}; {next}", self.device, note.display())?;
         }
         Ok(())

@@ -76,7 +76,7 @@ impl Show for Checked {
 
     fn text(&self) -> String {
         if !self.sound {
-            return "a start would refuse it\n".to_owned();
+            return "a start would refuse this configuration\n".to_owned();
         }
         let mut text = format!("sound: caches: {}, volumes: {}\n", self.caches, self.volumes);
         text.extend(self.warnings.iter().map(|warning| format!("{warning}\n")));
@@ -116,11 +116,11 @@ fn from_disks(flags: &flags::Scan) -> Result<Report, Failure> {
     if has_none {
         return Err(Failure::new(Kind::NotFound, "no cache device was found")
             .why(if scanned.not_readable.is_empty() {
-                "none of the devices here has the superblock of one".to_owned()
+                "no device here has the superblock of a cache".to_owned()
             } else {
-                format!("not looked at, for want of permission: {}", scanned.not_readable.join(", "))
+                format!("not examined, for lack of permission: {}", scanned.not_readable.join(", "))
             })
-            .next("name devices, or ask as root"));
+            .next("name devices, or run as root"));
     }
     let report = Report::of(&Proposed { config: propose(&scanned) })?;
     Ok(failures.into_iter().fold(report, Report::failing))
@@ -148,7 +148,7 @@ fn propose(scanned: &Scanned) -> String {
     // Writing to a string cannot fail.
     for set in &scanned.sets {
         let Some(cache) = set.caches.first() else {
-            let _ = writeln!(text, "\n# set {}: its cache was not found", set.set_uuid);
+            let _ = writeln!(text, "\n# set {}: its cache device was not found", set.set_uuid);
             for member in &set.backings {
                 let _ =
                     writeln!(text, "#   {} ({})", member.device, member.state.as_deref().unwrap_or_default());
@@ -158,7 +158,7 @@ fn propose(scanned: &Scanned) -> String {
         let name = unused(&cache.label, &format!("set-{}", &set.set_uuid[..8]), &mut taken);
         let _ = writeln!(text, "\n[cache.{}]  # set {}", toml_text(&name), set.set_uuid);
         for copy in set.caches.iter().skip(1) {
-            let _ = writeln!(text, "# a copy of it? {}", copy.device);
+            let _ = writeln!(text, "# a copy of this cache device? {}", copy.device);
         }
         let _ = writeln!(text, "device = {}", named(cache));
         for member in &set.backings {

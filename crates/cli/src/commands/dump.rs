@@ -29,8 +29,8 @@ pub fn run(flags: &flags::Dump, json: bool) -> Result<Report, Failure> {
     match superblock::read(&device)? {
         Found::Nothing => return Err(refuse("it has no bcache superblock")),
         Found::Sound(Superblock::Backing(_)) => {
-            return Err(refuse("it is a backing device, which has a superblock only")
-                .next("`bcached show` prints that; dump its cache"));
+            return Err(refuse("it is a backing device, which has only a superblock")
+                .next("`bcached show` prints that; for the metadata, dump its cache device"));
         }
         Found::Sound(Superblock::Cache(_)) | Found::Unfit(_) => {}
     }
@@ -58,8 +58,9 @@ pub fn run(flags: &flags::Dump, json: bool) -> Result<Report, Failure> {
         return Err(failure);
     }
     if damaged > 0 {
-        return Err(Failure::new(Kind::Damaged, format!("{damaged} structures of {name} could not be read"))
-            .next("`bcached check` says what that means"));
+        let structures = if damaged == 1 { "structure" } else { "structures" };
+        return Err(Failure::new(Kind::Damaged, format!("cannot read {damaged} {structures} of {name}"))
+            .next("`bcached check` reports the damage"));
     }
     Ok(Report::silent())
 }

@@ -59,8 +59,8 @@ fn moment(typed: &str) -> Result<Timestamp, Failure> {
     }
     let ago = bcached_config::time(typed).ok().and_then(|ago| SignedDuration::try_from(ago).ok());
     ago.and_then(|ago| Timestamp::now().checked_sub(ago).ok()).ok_or_else(|| {
-        Failure::new(Kind::Usage, format!("`{typed}` is not a moment"))
-            .next("write how long ago, as 30s, 5m, 2h, or 2026-07-01T12:00:00Z")
+        Failure::new(Kind::Usage, format!("`{typed}` is not a time"))
+            .next("write how long ago (30s, 5m, 2h), or a date and time (2026-07-01T12:00:00Z)")
             .option("--since")
     })
 }
@@ -96,7 +96,7 @@ impl Printer {
         write(&if self.json {
             line("bcached.events-lost", &Lost { event: "events-lost", lost: count })?
         } else {
-            format!("{count} events are not known any more: this reader was too slow\n")
+            format!("events lost: {count} (this reader was too slow)\n")
         })
     }
 }

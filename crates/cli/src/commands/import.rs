@@ -35,8 +35,10 @@ pub fn run(flags: &flags::Import) -> Result<Report, Failure> {
     let begun = jobs::begin_import(&set.uuid, &devices, watch).map_err(|failure| {
         let next = failure.next.clone().map_or_else(String::new, |next| format!("{next}; "));
         let back = way_back(&set);
-        failure
-            .next(format!("{next}the kernel has let go of it: `bcached import {}` goes on; {back}", set.uuid))
+        failure.next(format!(
+            "{next}the kernel has released it: `bcached import {}` continues; {back}",
+            set.uuid
+        ))
     })?;
     // From here on the set is configured: the kernel must not get devices that a daemon takes at
     // its next start.
@@ -70,7 +72,7 @@ fn check_unused(set: &InKernel) -> Result<(), Failure> {
     }
     let failure = Failure::new(Kind::InUse, format!("cannot take {} from the kernel", set.uuid))
         .why(users.join(", "))
-        .next("unmount it and end what stands on it (LVM, md, swap); nothing overrides this");
+        .next("unmount it and stop what is on top of it (LVM, md, swap); nothing overrides this");
     Err(Failure { holders: users, ..failure })
 }
 
@@ -86,11 +88,10 @@ fn wait(set: &InKernel, limit: Duration) -> Result<(), Failure> {
             let users = set.users();
             let users = if users.is_empty() { String::new() } else { format!(" ({})", users.join(", ")) };
             let seconds = limit.as_secs();
-            let what =
-                format!("the kernel was told to stop {}, and has it still after {seconds} s", set.uuid);
+            let what = format!("the kernel has not stopped {} within {seconds} s", set.uuid);
             return Err(Failure::new(Kind::TimeLimit, what)
-                .why(format!("there still are {}{users}", left.join(", ")))
-                .next(format!("it goes on with that: the same command waits again; {}", way_back(set))));
+                .why(format!("still present: {}{users}", left.join(", ")))
+                .next(format!("it continues to stop: repeat the command to wait again; {}", way_back(set))));
         }
         thread::sleep(LOOK);
     }

@@ -117,7 +117,7 @@ pub fn forget(flags: &flags::Forget) -> Result<Report, Failure> {
 fn list_of_lost(path: &Path) -> Result<String, Failure> {
     let refused = |why: String| Failure::new(Kind::Usage, why).option("--lost-ranges");
     let path = std::path::absolute(path).map_err(|error| refused(error.to_string()))?;
-    path.to_str().map(str::to_owned).ok_or_else(|| refused(format!("{} is not text", path.display())))
+    path.to_str().map(str::to_owned).ok_or_else(|| refused(format!("{} is not valid UTF-8", path.display())))
 }
 
 /// Grows a volume to the size of its backing device, or one that has none to the size asked for.
@@ -147,7 +147,8 @@ pub fn replace(flags: &flags::Replace) -> Result<Report, Failure> {
     // The daemon may have another working directory.
     let refused = |why: String| Failure::new(Kind::Usage, why).option("--with");
     let with = std::path::absolute(&flags.with).map_err(|error| refused(error.to_string()))?;
-    let with = with.to_str().ok_or_else(|| refused(format!("{} is not text", with.display())))?.to_owned();
+    let with =
+        with.to_str().ok_or_else(|| refused(format!("{} is not valid UTF-8", with.display())))?.to_owned();
     let (wipe_signature, wipe_bcache) = (flags.wipe_signature.clone(), flags.wipe_bcache);
     let overwrites = Overrides { wipe_signature, wipe_bcache };
     let begin = Begin::new(Verb::Replace, flags.cache.clone());
@@ -171,7 +172,7 @@ pub fn finish_import(job: &Job, flags: &flags::Watch, option: &str) -> Result<Re
         Watch::of(flags)?.until_all_served(job).map_err(|failure| match failure.kind.exit() {
             4 => {
                 let next = failure.next.clone().map_or_else(String::new, |next| format!("{next}; "));
-                failure.next(format!("{next}`bcached release {}{option}` takes the import back", job.volume))
+                failure.next(format!("{next}`bcached release {}{option}` undoes the import", job.volume))
             }
             _ => failure,
         })?;
@@ -213,8 +214,8 @@ pub fn cancel(flags: &flags::Cancel) -> Result<Report, Failure> {
     }
     match job.state {
         State::Running => Err(Failure::new(Kind::TimeLimit, format!("job {} is still ending", flags.job))
-            .why("it ends when what it is in the middle of has")
-            .next("`bcached status` shows when it has")),
+            .why("it ends after its current step")
+            .next("`bcached status` shows when it has ended")),
         // The job has ended, as requested.
         _ => Report::of(&job),
     }
@@ -239,10 +240,10 @@ fn all_volumes(watch: &Watch<'_>) -> Result<All, Failure> {
     let unserved = status.caches.iter().flat_map(|cache| &cache.unserved);
     // A volume without a backing device has nowhere to write its data back to.
     let unserved = unserved.filter(|left| left.flash_size_bytes.is_none());
-    let unserved = unserved.map(|left| format!("{} of {}, which is not served", left.dirty, left.name()));
+    let unserved = unserved.map(|left| format!("{} is not served ({})", left.name(), left.dirty));
     let missing: Vec<_> = not_open.chain(not_served).chain(unserved).collect();
     let missing = (!missing.is_empty())
-        .then(|| Failure::new(Kind::NotFound, "not everything can be flushed").why(missing.join("; ")));
+        .then(|| Failure::new(Kind::NotFound, "cannot flush all dirty data").why(missing.join("; ")));
     Ok(All { volumes: volumes.map(|volume| volume.name.clone()).collect(), missing })
 }
 
@@ -304,27 +305,27 @@ impl<'a> Watch<'a> {
                     let how = if state == "stopped" { "stopped" } else { "removed" };
                     return Err(Failure::new(
                         Kind::Cancelled,
-                        format!("{name} was added, and is not served"),
+                        format!("{name} was added, but is not served"),
                     )
-                    .why(format!("somebody has {how} it meanwhile"))
+                    .why(format!("another command has {how} it"))
                     .next(format!("`bcached add {name}` serves it again")));
                 }
                 "failed" => {
-                    return Err(Failure::new(Kind::Io, format!("{name} is added, and cannot be served"))
+                    return Err(Failure::new(Kind::Io, format!("{name} was added, but cannot be served"))
                         .why(reason)
-                        .next(format!("`bcached remove {name}` takes it back")));
+                        .next(format!("`bcached remove {name}` undoes this")));
                 }
                 _ if self.until.is_some_and(|until| Instant::now() >= until) => {
                     return Err(Failure::new(
                         Kind::TimeLimit,
-                        format!("{name} is added, and not served yet"),
+                        format!("{name} was added, but is not served yet"),
                     )
                     .why(reason)
-                    .next("it is served as soon as it can be"));
+                    .next("it will be served as soon as possible"));
                 }
                 _ => {
                     is_seen = true;
-                    told.tell_wait(&format!("{name}: it is waited for: {reason}"));
+                    told.tell_wait(&format!("{name}: not served yet: {reason}"));
                     thread::sleep(LOOK);
                 }
             }
@@ -352,31 +353,31 @@ impl<'a> Watch<'a> {
             match cache.map_or("", |cache| &cache.state) {
                 "open" => return Ok(status),
                 "failed" => {
-                    let what = format!("{name} is imported, and cannot be served");
+                    let what = format!("{name} was imported, but cannot be served");
                     return Err(Failure::new(Kind::Io, what)
                         .why(reason.unwrap_or_default())
-                        .next(format!("mend that: `bcached import {name}` tries again")));
+                        .next(format!("correct that, then repeat `bcached import {name}`")));
                 }
                 state @ ("" | "stopped") => {
                     let how = if state == "stopped" { "stopped" } else { "released" };
                     return Err(Failure::new(
                         Kind::Cancelled,
-                        format!("{name} was imported, and is not served"),
+                        format!("{name} was imported, but is not served"),
                     )
-                    .why(format!("somebody has {how} it meanwhile"))
-                    .next(format!("`bcached import {name}` takes it again")));
+                    .why(format!("another command has {how} it"))
+                    .next(format!("`bcached import {name}` imports it again")));
                 }
                 state if self.until.is_some_and(|until| Instant::now() >= until) => {
                     return Err(Failure::new(
                         Kind::TimeLimit,
-                        format!("{name} is imported, and not served yet"),
+                        format!("{name} was imported, but is not served yet"),
                     )
                     .why(reason.unwrap_or_else(|| format!("it is {state}")))
-                    .next("it is served as soon as it can be"));
+                    .next("it will be served as soon as possible"));
                 }
                 state => {
                     let waits = reason.unwrap_or_else(|| state.to_owned());
-                    told.tell_wait(&format!("{name}: it is waited for: {waits}"));
+                    told.tell_wait(&format!("{name}: not served yet: {waits}"));
                     thread::sleep(LOOK);
                 }
             }
@@ -430,9 +431,9 @@ impl<'a> Watch<'a> {
 /// The failure for a job of a daemon that was restarted, and has another job of that number, or
 /// none.
 fn nobody_knows(id: u64) -> Failure {
-    Failure::new(Kind::Io, format!("nobody knows what became of job {id}"))
-        .why("the daemon was started anew meanwhile")
-        .next("ask again")
+    Failure::new(Kind::Io, format!("the outcome of job {id} is unknown"))
+        .why("the daemon was restarted while this command waited")
+        .next("repeat the command")
 }
 
 fn time_limit(jobs: &[Job]) -> Failure {
@@ -441,10 +442,10 @@ fn time_limit(jobs: &[Job]) -> Failure {
     let can_be = running.iter().filter(|job| job.verb.can_be_cancelled());
     let cancels: Vec<_> = can_be.filter_map(|job| Some(format!("`bcached cancel {}`", job.id?))).collect();
     let next = match cancels.as_slice() {
-        [] => "ask again to wait for it".to_owned(),
-        cancels => format!("ask again to wait for it; {} gives it up", cancels.join(", ")),
+        [] => "repeat the command to wait for it".to_owned(),
+        cancels => format!("repeat the command to wait for it, or cancel it: {}", cancels.join(", ")),
     };
-    Failure::new(Kind::TimeLimit, "it is not done yet, and goes on").why(lines.join("; ")).next(next)
+    Failure::new(Kind::TimeLimit, "the work is not done yet, and continues").why(lines.join("; ")).next(next)
 }
 
 /// The progress lines printed so far, on standard error: at intervals, and on a terminal on one
@@ -460,7 +461,7 @@ impl Told {
     fn tell(&mut self, job: &Job) {
         let id = job.id.unwrap_or_default();
         let cancel = match job.verb.can_be_cancelled() {
-            true => format!(", `bcached cancel {id}` gives it up"),
+            true => format!(", `bcached cancel {id}` cancels it"),
             false => String::new(),
         };
         self.say(&job.progress_text(), &format!("job {id}; Ctrl-C leaves it running{cancel}"));
@@ -468,7 +469,7 @@ impl Told {
 
     /// Prints progress of a volume that was added and is not served yet.
     fn tell_wait(&mut self, line: &str) {
-        self.say(line, "Ctrl-C leaves it to be served as soon as it can be");
+        self.say(line, "Ctrl-C ends only this command: the daemon serves it as soon as possible");
     }
 
     fn say(&mut self, line: &str, hint: &str) {

@@ -99,7 +99,7 @@ impl Line {
         let way = |export: &Exported| match (export.device(), &export.place) {
             (Some(device), _) => device,
             (None, Some(_)) => export.way.clone(),
-            (None, None) => format!("not {}", export.way),
+            (None, None) => format!("{} (unavailable)", export.way),
         };
         let ways: Vec<_> = self.exports.iter().map(way).collect();
         if ways.is_empty() { "-".to_owned() } else { ways.join(", ") }
@@ -116,7 +116,7 @@ impl Line {
             dirty_cell(&self.dirty),
             text(&self.cache_mode),
             text(&self.cache),
-            if self.flash_only { "in its cache alone".to_owned() } else { text(&self.device) },
+            if self.flash_only { "flash-only".to_owned() } else { text(&self.device) },
             self.exported(),
         ]
     }

@@ -29,13 +29,13 @@ pub fn get(flags: &flags::Get) -> Result<Report, Failure> {
     options.options.retain(|shown| shown.name == *name);
     let shown = options.options.first().ok_or_else(|| {
         Failure::new(Kind::Usage, format!("{} has no {name}", options.owner.name()))
-            .why("it lives on its cache alone")
-            .next(format!("`bcached get {}` lists what it has", options.owner.name()))
+            .why("it is a flash-only volume")
+            .next(format!("`bcached get {}` lists its options", options.owner.name()))
             .option(name.as_str())
     })?;
     let value = shown.value.clone().ok_or_else(|| {
-        Failure::new(Kind::Io, format!("{name} of {} is not known", options.owner.name()))
-            .why("its device keeps it, which could not be read yet")
+        Failure::new(Kind::Io, format!("{name} of {} is unknown", options.owner.name()))
+            .why("it is stored on its device, which could not be read yet")
             .next("`bcached status` says why")
     })?;
     Report::of(&Value { value, options })

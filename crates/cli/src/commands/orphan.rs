@@ -43,8 +43,10 @@ fn taken_away(orphan: Orphan, flags: &flags::Remove) -> Result<Report, Failure> 
         let users: Vec<_> = users.iter().map(ToString::to_string).collect();
         let what = format!("{device} is in use by {}", users.join(", "));
         return Err(Failure::new(Kind::InUse, what)
-            .why("what is asked of it waits for a daemon that serves its volume, and what has not been written yet would be lost")
-            .next("`bcached serve` goes on with it; with --in-use it goes all the same, and its users get errors"));
+            .why("its requests wait for a daemon that serves its volume, and unwritten data would be lost")
+            .next(
+                "`bcached serve` continues with it; --in-use removes it anyway, and its users get errors",
+            ));
     }
     if !flags.watch.dry_run {
         orphan.remove().map_err(|error| failure(&device, &error))?;

@@ -11,7 +11,7 @@ use bcached_offline::kernel::Kernel;
 pub fn run(flags: &flags::Release) -> Result<Report, Failure> {
     if flags.register && flags.watch.no_wait {
         return Err(Failure::new(Kind::Usage, "--register and --no-wait exclude each other")
-            .why("the kernel gets the devices when the set has been let go of")
+            .why("the devices are given to the kernel after the set is released")
             .next("leave one of them out")
             .option("--register"));
     }
@@ -33,12 +33,13 @@ pub fn run(flags: &flags::Release) -> Result<Report, Failure> {
         }
     }
     Ok(match refused {
-        None => report.warning(vec![format!("the kernel has {}", given.join(", "))]),
+        None => report.warning(vec![format!("given to the kernel: {}", given.join(", "))]),
         Some(failure) => {
             let next = failure.next.clone().unwrap_or_default();
             let so_far = if given.is_empty() { "nothing".to_owned() } else { given.join(", ") };
             report.failing(Failure { kind: Kind::Io, ..failure }.next(format!(
-                "{next}; the set is released, and the kernel has {so_far}; the same command goes on"
+                "{next}; the set is released; given to the kernel so far: {so_far}; repeat the command to \
+                 continue"
             )))
         }
     })

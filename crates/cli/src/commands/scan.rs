@@ -216,11 +216,11 @@ impl Show for Scanned {
         for set in &self.sets {
             let missing = match (set.caches.as_slice(), set.backings.iter().any(Member::is_dirty)) {
                 ([], true) => {
-                    ": its cache is not here, and holds the newest data of it: make no device anew that may be that cache"
+                    ": its cache is missing, and has the newest data: do not format a device that may be that cache"
                 }
-                ([], false) => ": its cache is not here",
+                ([], false) => ": its cache is missing",
                 ([_], _) => "",
-                _ => ": several devices are its cache, so all but one are copies",
+                _ => ": several devices have the superblock of its cache: all but one are copies",
             };
             // Writing to a string cannot fail.
             let _ = writeln!(text, "set {}{missing}", set.set_uuid);
@@ -232,13 +232,13 @@ impl Show for Scanned {
             text.extend(self.without_set.iter().map(|member| member.line("backing")));
         }
         for unfit in &self.unfit {
-            let _ = writeln!(text, "{}: not to be used: {}", unfit.device, unfit.reason);
+            let _ = writeln!(text, "{}: not usable: {}", unfit.device, unfit.reason);
         }
         if text.is_empty() {
             text.push_str("no bcache superblock was found\n");
         }
         if !self.not_readable.is_empty() {
-            let _ = writeln!(text, "not looked at, for want of permission: {}", self.not_readable.join(", "));
+            let _ = writeln!(text, "not examined, for lack of permission: {}", self.not_readable.join(", "));
         }
         text
     }

@@ -104,7 +104,7 @@ pub fn run(flags: &flags::Show) -> Result<Report, Failure> {
     let device = device::open(&flags.device, Access::Look)?;
     let bytes = device::read(&device, bytes_of(SUPERBLOCK_SECTOR), SUPERBLOCK_BYTES)?;
     let Ok(bytes) = <&[u8; SUPERBLOCK_BYTES]>::try_from(bytes.as_slice()) else {
-        return Err(not_bcache(&flags.device, "it ends before a superblock would"));
+        return Err(not_bcache(&flags.device, "it is too short for a superblock"));
     };
     let (shown, failure) = describe(&flags.device, &Fields::of(bytes), bytes, flags.ignore_checksum);
     let report = Report::of(&shown)?;
@@ -134,30 +134,30 @@ fn describe(
     let is_erased = raw.as_ref().is_some_and(RawSuperblock::is_erased);
     shown.magic_matches = fields.bytes("magic") == MAGIC.0;
     if is_erased && !ignore_checksum {
-        let erased = not_bcache(path, "bad magic: it was erased");
-        return (shown, Some(erased.next("-f shows what is left of it").option("-f")));
+        let erased = not_bcache(path, "bad magic: its superblock was erased");
+        return (shown, Some(erased.next("-f shows the rest of it").option("-f")));
     }
     if !is_there && !is_erased {
         return (shown, Some(not_bcache(path, "bad magic")));
     }
     if !shown.magic_matches && !ignore_checksum {
-        return (shown, Some(damaged("bad magic").next("-f shows it nevertheless").option("-f")));
+        return (shown, Some(damaged("bad magic").next("-f shows it anyway").option("-f")));
     }
     let sector = fields.number("offset");
     shown.first_sector = Some(sector);
     if sector != SUPERBLOCK_SECTOR {
-        return (shown, Some(not_bcache(path, "the superblock names another sector as its own")));
+        return (shown, Some(not_bcache(path, "the superblock gives another sector as its own")));
     }
     let count = fields.number("njournal_buckets");
     if count > MAX_JOURNAL_BUCKETS {
-        return (shown, Some(damaged("it lists more journal buckets than fit, so it has no checksum")));
+        return (shown, Some(damaged("it lists more journal buckets than fit, so it has no valid checksum")));
     }
     let summed = 208 + 8 * usize::try_from(count).expect("at most 256");
     let (found, expected) = (fields.number("csum"), checksum(&bytes[8..summed]));
     let matches = found == expected;
     shown.checksum = Some(Checksum { found, expected, matches });
     if !matches && !ignore_checksum {
-        return (shown, Some(damaged("bad checksum").next("-f shows it nevertheless").option("-f")));
+        return (shown, Some(damaged("bad checksum").next("-f shows it anyway").option("-f")));
     }
     let version = fields.number("version");
     shown.version = Some(version);

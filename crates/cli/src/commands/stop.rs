@@ -49,9 +49,9 @@ pub fn run(flags: &flags::Stop) -> Result<Report, Failure> {
             // The command's own time limit has passed.
             Err(failure) if failure.kind == Kind::TimeLimit && is_over(until) => {}
             Err(failure) if failure.kind == Kind::NoDaemon => {
-                return Err(Failure::new(Kind::Io, "the daemon has ended without saying how")
-                    .why("its process was killed, or did not wait for this one")
-                    .next("its log says how; the next start recovers what is left"));
+                return Err(Failure::new(Kind::Io, "the daemon ended without reporting how")
+                    .why("its process was killed, or did not wait for this command")
+                    .next("its log says how; the next start recovers its state"));
             }
             Err(failure) => return Err(failure),
         }
@@ -104,11 +104,12 @@ fn check_time(until: Option<Instant>, stopping: &Stopping) -> Result<(), Failure
     }
     let failure = Failure::new(
         Kind::TimeLimit,
-        format!("daemon {} has not stopped yet, and goes on", stopping.pid.unwrap_or_default()),
+        format!("daemon {} is still stopping", stopping.pid.unwrap_or_default()),
     );
+    let waits = stopping.waits_text().map(|waits| format!("waiting {waits}"));
     Err(failure
-        .why(stopping.waits_text().unwrap_or_else(|| "its caches are being ended in order".to_owned()))
-        .next("`bcached stop` again waits for it"))
+        .why(waits.unwrap_or_else(|| "it is closing its caches".to_owned()))
+        .next("repeat `bcached stop` to wait for it"))
 }
 
 /// Returns the daemon's process to wait for, if it is visible from here. If a service manager has

@@ -48,15 +48,15 @@ pub fn run(flags: &flags::TakeOver) -> Result<Report, Failure> {
         if Instant::now() >= until {
             return Err(Failure::new(
                 Kind::TimeLimit,
-                format!("daemon {} is still being replaced, and that goes on", now.pid),
+                format!("the take-over of daemon {} is not complete yet, and continues", now.pid),
             )
             .next("`bcached status` shows which process answers"));
         }
         now = under_way(&socket, until)?;
     }
     if now.progress == Progress::None {
-        return Err(Failure::new(Kind::Io, "the daemon was started anew in between")
-            .why("neither of the two processes has lived to the end of it")
+        return Err(Failure::new(Kind::Io, "the daemon was restarted during the take-over")
+            .why("neither of the two processes survived the take-over")
             .next("its log says why"));
     }
     let failure = now.to_failure();
@@ -80,9 +80,9 @@ fn under_way(socket: &Path, until: Instant) -> Result<TakingOver, Failure> {
                     thread::sleep(PAUSE);
                     continue;
                 }
-                return Err(Failure::new(Kind::Io, "the daemon has ended while it was being replaced")
+                return Err(Failure::new(Kind::Io, "the daemon ended during the take-over")
                     .why(failure.to_string())
-                    .next("start it: what was flushed is there, as after a kill"));
+                    .next("start it: all flushed data is there, as after a kill"));
             }
             Err(failure) if failure.kind == Kind::TimeLimit && Instant::now() < until => {}
             Err(failure) => return Err(failure),
@@ -98,7 +98,7 @@ fn program(named: Option<&Path>) -> Result<PathBuf, Failure> {
         None => std::env::current_exe(),
     };
     found.map_err(|error| {
-        Failure::new(Kind::Io, "it is not known which program is to take over")
+        Failure::new(Kind::Io, "cannot determine which program is to take over")
             .why(error.to_string())
             .next("name it with --program")
     })

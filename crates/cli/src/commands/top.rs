@@ -65,7 +65,7 @@ fn traffic(before: &Status, now: &Status, time: Duration) -> String {
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "cache {}: {} hit, {} missed, {} written, {} written back, {} past it",
+            "cache {}: {} hit, {} missed, {} written, {} written back, {} bypassed",
             cache.name,
             rate(then.hit_bytes, counts.hit_bytes),
             rate(then.miss_bytes, counts.miss_bytes),

@@ -27,13 +27,14 @@ pub fn run(flags: &flags::Wait) -> Result<Report, Failure> {
             return Report::of(&Waited { volume });
         }
         if volume.backing.is_none() && volume.facts.is_some() {
-            return Err(Failure::new(Kind::No, format!("{} is not going to be", volume.name))
-                .why("it lives on its cache alone")
+            let what = format!("{} will not be {}", volume.name, word(flags.wanted));
+            return Err(Failure::new(Kind::No, what)
+                .why("it is a flash-only volume")
                 .next("`bcached remove` and `bcached forget` delete it"));
         }
         if volume.state == "failed" || volume.state == "stopped" {
             let next = match volume.state == "failed" {
-                true => format!("mend that and start anew, or `bcached remove {}`", volume.name),
+                true => format!("correct that and restart the daemon, or `bcached remove {}`", volume.name),
                 false => format!("`bcached add {}` serves it again", volume.name),
             };
             let failure = Failure::new(Kind::No, format!("{} is not served", volume.name));
@@ -43,10 +44,11 @@ pub fn run(flags: &flags::Wait) -> Result<Report, Failure> {
             let is_asked_for =
                 flags.wanted != WaitFor::Detached || !work.is_empty() || volume.facts.is_none();
             let next = match is_asked_for {
-                true => "wait again; `bcached status` says what it waits for".to_owned(),
-                false => format!("nobody has asked for that: `bcached detach {}` does", volume.name),
+                true => "repeat the command; `bcached status` shows what it waits for".to_owned(),
+                false => format!("no detach was requested: run `bcached detach {}`", volume.name),
             };
-            return Err(Failure::new(Kind::TimeLimit, format!("{} is not as wanted yet", volume.name))
+            let what = format!("{} is not {} yet", volume.name, word(flags.wanted));
+            return Err(Failure::new(Kind::TimeLimit, what)
                 .why(std::iter::once(volume.line()).chain(work).collect::<Vec<_>>().join("; "))
                 .next(next));
         }
@@ -76,6 +78,15 @@ fn is_as_wanted(volume: &Volume, wanted: WaitFor) -> bool {
             facts.dirty.dirty_bytes == Some(0) && facts.backing_state.as_deref() != Some("dirty")
         }
         WaitFor::Detached => facts.attached == Some(false),
+    }
+}
+
+/// The wanted state, in a sentence.
+const fn word(wanted: WaitFor) -> &'static str {
+    match wanted {
+        WaitFor::Served => "served",
+        WaitFor::Clean => "clean",
+        WaitFor::Detached => "detached",
     }
 }
 

@@ -7,20 +7,20 @@ use std::path::PathBuf;
 /// `bcached config`.
 #[derive(Subcommand, Debug)]
 pub enum ConfigVerb {
-    /// Say whether a start would take the files; exit status 1 if not
+    /// Check whether a start would accept the files; exit status 1 if not
     Check(ConfigFile),
-    /// Print what all files say together, and where each value stands
+    /// Print all files merged into one, and the place of each value
     Show(ConfigFile),
-    /// Say how what runs differs from the files; exit status 1 if it does
+    /// Show how the running daemon differs from its files; exit status 1 if it does
     Diff(ConfigDiff),
-    /// Print a configuration for what the disks hold
+    /// Print a configuration for the devices found
     Scan(Scan),
 }
 
 /// Which files.
 #[derive(clap::Args, Debug)]
 pub struct ConfigFile {
-    /// Configuration [default: /etc/bcached/config.toml]
+    /// Configuration file [default: /etc/bcached/config.toml]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 /// `bcached flush`.
 #[derive(clap::Args, Debug)]
 pub struct Flush {
-    /// A volume's name, label, UUID (or its first 8 digits) or backing device [default: all that
-    /// have a cache]
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device [default: all
+    /// volumes that have a cache]
     pub volume: Option<String>,
     #[command(flatten)]
     pub watch: Watch,
@@ -37,16 +37,15 @@ pub struct Attach {
 /// `bcached add`.
 #[derive(clap::Args, Debug)]
 pub struct Add {
-    /// What it is to be called; one that was removed is served again
+    /// Name of the new volume, or of a volume that was removed, which is served again
     pub name: String,
     /// Its backing device: a path or UUID=
     #[arg(long, value_name = "DEV")]
     pub backing: Option<String>,
-    /// Its cache's name, or none
+    /// Name of its cache, or none
     #[arg(long, value_name = "SET")]
     pub cache: Option<String>,
-    /// How large it is to be: a volume without a backing device, that lives in the cache alone; a
-    /// bare number is bytes
+    /// Size of a flash-only volume, which has no backing device; a bare number is bytes
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub size: Option<String>,
     #[command(flatten)]
@@ -56,13 +55,13 @@ pub struct Add {
 /// `bcached remove`.
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "A block device /dev/ublkbN whose daemon is gone is taken from the kernel; no daemon need run for that."
+    after_help = "A block device /dev/ublkbN that no daemon serves is removed from the kernel. This needs no running daemon."
 )]
 pub struct Remove {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device; or a block device
-    /// (ublk) that nobody serves any more
+    /// (ublk) that no daemon serves any more
     pub volume: String,
-    /// Take away a block device that nobody serves though it is in use: what waits there fails
+    /// Remove a block device that no daemon serves even if it is in use: its pending requests fail
     #[arg(long)]
     pub in_use: bool,
     #[command(flatten)]
@@ -72,12 +71,12 @@ pub struct Remove {
 /// `bcached stop`.
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "Dirty data is never written back by a stop: it is named, and stays on its cache device. The daemon ends as after SIGTERM: it \
-                        waits for clients up to its stop_timeout. With --timeout only this command ends early."
+    after_help = "A stop never writes back dirty data: it stays on its cache device, and is reported. The daemon ends as after SIGTERM: it \
+                        waits for clients up to its stop_timeout. With --timeout, only this command ends early."
 )]
 pub struct Stop {
-    /// A volume's name, label, UUID (or its first 8 digits) or backing device: only that is served
-    /// no more, until the next start or `bcached add` [default: the whole daemon]
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device: only this volume
+    /// is stopped, until the next start or `bcached add` [default: the whole daemon]
     pub volume: Option<String>,
     #[command(flatten)]
     pub watch: Watch,
@@ -86,19 +85,20 @@ pub struct Stop {
 /// `bcached take-over`.
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "The daemon starts the program with its own arguments and gives it all it has once that has read the configuration. NBD \
-                        clients and block devices (ublk) notice a pause; virtual machines and NBD clients in TLS connect again. If the \
-                        program cannot serve all that was served, the daemon goes on. Refused while files of a FUSE mount are open."
+    after_help = "The daemon starts the program with its own arguments, and hands over everything when the program has read the \
+                        configuration. NBD clients and block devices (ublk) notice a pause; virtual machines and NBD clients with TLS \
+                        reconnect. If the program cannot serve everything that was served, the old daemon continues. Refused while files \
+                        of a FUSE mount are open."
 )]
 pub struct TakeOver {
-    /// The program that is to go on [default: this one]
+    /// The program that takes over [default: this one]
     #[arg(long, value_name = "FILE")]
     pub program: Option<std::path::PathBuf>,
-    /// How long to wait at most: 30s, 5m, 2h; then it goes on, and the exit status is 6 [default:
-    /// 3m]
+    /// How long to wait at most: 30s, 5m, 2h; then the take-over goes on, and the exit status is 6
+    /// [default: 3m]
     #[arg(long, value_name = "TIME")]
     pub timeout: Option<String>,
-    /// Check what can be checked and say what would be, but do nothing
+    /// Check what can be checked and print what would be done, but do nothing
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]
@@ -108,8 +108,8 @@ pub struct TakeOver {
 /// `bcached forget`.
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "All that the cache holds of it is given up, its buckets are used again, and the cache knows it no more. Where dirty \
-                        data was lost is written to a file before anything is given up. Repeated after a crash, it does the rest."
+    after_help = "The cache deletes all data of the volume, reuses its buckets, and no longer lists the volume. The ranges of lost dirty \
+                        data are written to a file before anything is deleted. After a crash, the same command completes the work."
 )]
 pub struct Forget {
     /// UUID of a volume that is not served (or its first 8 digits), its label, or the name it had
@@ -118,13 +118,13 @@ pub struct Forget {
     /// How much dirty data may be lost; a bare number is bytes [default: none]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub accept_loss: Option<String>,
-    /// The new file, on the daemon's machine, that is to say what was lost [default:
-    /// lost-UUID-TIME.json in /var/lib/bcached; of a daemon that is not root's, in
+    /// A new file, on the daemon's machine, for the list of what was lost [default:
+    /// lost-UUID-TIME.json in /var/lib/bcached; if the daemon does not run as root, in
     /// ~/.local/state/bcached]
     #[arg(long, value_name = "FILE")]
     pub lost_ranges: Option<PathBuf>,
-    /// The cache that is to forget it: a name, the UUID of its set, or its device [default: the one
-    /// that knows it]
+    /// The cache that is to forget the volume: a name, the UUID of its set, or its device [default:
+    /// the one that lists it]
     #[arg(long, value_name = "SET")]
     pub cache: Option<String>,
     #[command(flatten)]
@@ -136,7 +136,7 @@ pub struct Forget {
 pub struct Grow {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device
     pub volume: String,
-    /// How large one is to be that lives in the cache alone; a bare number is bytes
+    /// New size of a flash-only volume; a bare number is bytes
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub size: Option<String>,
     #[command(flatten)]
@@ -146,20 +146,20 @@ pub struct Grow {
 /// `bcached shrink`.
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "First make what is on the volume smaller (its file system). What is dirty behind the new end is written back; when this \
-                        command has ended, the backing device may be cut behind its data offset and that size, also while it is served."
+    after_help = "First shrink the file system on the volume. Dirty data behind the new end is written back. When this command has ended, \
+                        the backing device may be cut to its data offset plus that size, also while the volume is served."
 )]
 pub struct Shrink {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device
     pub volume: String,
-    /// How large it is to be, in whole blocks; a bare number is bytes
+    /// New size, in whole blocks; a bare number is bytes
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub size: String,
-    /// How much may be lost behind its new end of one that lives in the cache alone; a bare number
-    /// is bytes [default: nothing]
+    /// For a flash-only volume: how much data past its new end may be lost; a bare number is bytes
+    /// [default: none]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub accept_loss: Option<String>,
-    /// The new file, on the daemon's machine, that is to say what was lost [default: as `forget`'s]
+    /// A new file on the daemon's machine for the list of what was lost [default: as for `forget`]
     #[arg(long, value_name = "FILE")]
     pub lost_ranges: Option<PathBuf>,
     #[command(flatten)]
@@ -169,8 +169,9 @@ pub struct Shrink {
 /// `bcached replace`.
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "Each volume is written back, leaves the cache, and comes to the new device; clients stay connected. Repeated after a \
-                        crash, a stop or a cancel, it does the rest. A device that `bcached make --cache` has made and nobody has used is taken as it is."
+    after_help = "Each volume is written back, leaves the cache, and joins the new device; clients stay connected. After a crash, a stop or \
+                        a cancel, the same command completes the move. A device that was made with `bcached make --cache` and never used is \
+                        taken as it is."
 )]
 pub struct Replace {
     /// A cache's name, the UUID of its set (or its first 8 digits), or its device
@@ -179,10 +180,10 @@ pub struct Replace {
     /// The new cache device
     #[arg(long, value_name = "DEV")]
     pub with: PathBuf,
-    /// What is marked so on the new device is not needed any more; repeat it for each
+    /// Overwrite this signature on the new device; repeat the option for each signature
     #[arg(long, value_name = "TYPE")]
     pub wipe_signature: Vec<String>,
-    /// The new device is a bcache device that is not needed any more, with nothing dirty behind it
+    /// Overwrite a bcache superblock on the new device that has no dirty data behind it
     #[arg(long)]
     pub wipe_bcache: bool,
     #[command(flatten)]
@@ -192,8 +193,8 @@ pub struct Replace {
 /// `bcached release`.
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "Nobody may be connected to its volumes. What is dirty stays on the cache. It is not served again before `bcached import`, \
-                        over restarts too."
+    after_help = "No client may be connected to its volumes. Dirty data stays on the cache. The cache is not served again until \
+                        `bcached import`, also after restarts."
 )]
 pub struct Release {
     /// A cache's name, the UUID of its set (or its first 8 digits), or its device
@@ -209,12 +210,12 @@ pub struct Release {
 /// `bcached import`.
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "Nobody may use its volumes: they are unmounted first. What is dirty stays on the cache. Repeated after a failure in between, \
-                        it does the rest; `bcached release SET --register` is the way back."
+    after_help = "Its volumes must not be in use: unmount them first. Dirty data stays on the cache. After a failure midway, the same \
+                        command completes the import; `bcached release SET --register` undoes it."
 )]
 pub struct Import {
     /// The UUID of a set of the kernel (or its first 8 digits), one of its devices, or bcacheN; or
-    /// what was released here
+    /// a set that was released here
     #[arg(value_name = "SET")]
     pub set: String,
     #[command(flatten)]
@@ -224,10 +225,10 @@ pub struct Import {
 /// `bcached cancel`.
 #[derive(clap::Args, Debug)]
 pub struct Cancel {
-    /// Its number, as `status` shows it
+    /// Number of the job, as `status` shows it
     #[arg(value_name = "ID")]
     pub job: String,
-    /// Say whether it can be given up, but leave it
+    /// Check whether the job can be cancelled, but leave it running
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]
@@ -237,16 +238,16 @@ pub struct Cancel {
 /// How long work is waited for.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Watch {
-    /// Wait for it, as is done anyway
+    /// Wait for the end of the work, which is the default
     #[arg(long, hide = true, conflicts_with = "no_wait")]
     pub wait: bool,
-    /// Do not wait: print its number, and leave it
+    /// Do not wait: print the number of the job, and leave it running
     #[arg(long)]
     pub no_wait: bool,
-    /// How long to wait at most: 30s, 5m, 2h; then it goes on, and the exit status is 6
+    /// How long to wait at most: 30s, 5m, 2h; then the work continues, and the exit status is 6
     #[arg(long, value_name = "TIME")]
     pub timeout: Option<String>,
-    /// Check everything and say what would be, but do nothing
+    /// Check everything and print what would be done, but do nothing
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]

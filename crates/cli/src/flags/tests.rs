@@ -62,7 +62,7 @@ fn help_for_what_there_is_not_says_so() {
         ),
         (
             "bcached help status frob",
-            "`status` has no command `frob`; `bcached status --help` says what it takes",
+            "`status` has no command `frob`; `bcached status --help` lists its options",
         ),
     ] {
         assert_eq!(refusal(line), (Kind::Usage, sentence.to_owned()), "{line}");

@@ -23,7 +23,7 @@ pub(super) fn wrong_use(error: &clap::Error, words: &[&OsString]) -> Failure {
     let what = first.strip_prefix("error: ").unwrap_or(first).trim_end_matches(':');
     // A list of missing arguments, or a tip: it is joined into one line; the help has the details.
     let why: Vec<_> = lines.filter(|line| !line.is_empty() && !line.starts_with("For more")).collect();
-    let mut failure = Failure::new(Kind::Usage, what).next("`--help` after the command shows what it takes");
+    let mut failure = Failure::new(Kind::Usage, what).next("`--help` after the command lists its options");
     if !why.is_empty() {
         failure = failure.why(why.join(" "));
     }
@@ -50,6 +50,6 @@ fn no_command(word: &str, words: &[&OsString]) -> Failure {
             .next(format!("`bcached {of} --help` lists the commands"))
     } else {
         Failure::new(Kind::Usage, format!("`{of}` has no command `{word}`"))
-            .next(format!("`bcached {of} --help` says what it takes"))
+            .next(format!("`bcached {of} --help` lists its options"))
     }
 }

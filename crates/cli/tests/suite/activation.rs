@@ -194,31 +194,31 @@ fn what_cannot_be_taken_ends_the_start_in_one_sentence() {
     refuses(
         "web",
         vec![unix("a")],
-        &format!("cannot take the socket `web` {what}nobody knows what it is for; name it `nbd`"),
+        &format!("cannot use the socket `web` {what}its purpose is unknown; name it `nbd`"),
     );
-    refuses("", vec![unix("a")], &format!("cannot take the socket `` {what}nobody knows"));
+    refuses("", vec![unix("a")], &format!("cannot use the socket `` {what}its purpose is unknown"));
     let file = std::fs::File::open("/dev/null").expect("it is there");
     refuses("nbd", vec![file.into()], &format!("`nbd` {what}it is not a socket"));
     let datagrams = UdpSocket::bind("127.0.0.1:0").expect("a port");
-    refuses(
-        "nbd",
-        vec![datagrams.into()],
-        &format!("`nbd` {what}it is not a stream socket that is listened on"),
-    );
+    refuses("nbd", vec![datagrams.into()], &format!("`nbd` {what}it is not a listening stream socket"));
     let (one, _other) = UnixStream::pair().expect("a pair");
-    refuses("nbd", vec![one.into()], &format!("`nbd` {what}it is not a stream socket that is listened on"));
+    refuses("nbd", vec![one.into()], &format!("`nbd` {what}it is not a listening stream socket"));
     refuses(
         "control",
         vec![tcp("127.0.0.1:0")],
-        &format!("`control` {what}commands are taken on unix sockets only"),
+        &format!("`control` {what}commands are accepted on unix sockets only"),
     );
     refuses(
         "monitor:monitor",
         vec![unix("a"), unix("b")],
-        "(descriptor 4): there is one of that name already",
+        "(descriptor 4): another socket has this name already",
     );
-    refuses("nbd", vec![tcp("0.0.0.0:0")], "is not a loopback address, and NBD without TLS lets anybody");
-    refuses("nbd:control", vec![unix("a")], "LISTEN_FDS and LISTEN_FDNAMES do not tell which");
+    refuses(
+        "nbd",
+        vec![tcp("0.0.0.0:0")],
+        "is not a loopback address, and NBD without TLS is open to every client that",
+    );
+    refuses("nbd:control", vec![unix("a")], "LISTEN_FDS and LISTEN_FDNAMES are invalid");
 
     // Sockets that were passed to another process are ignored.
     let mut command = given(&images, "web", vec![unix("a")]);

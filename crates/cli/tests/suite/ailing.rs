@@ -160,7 +160,10 @@ fn a_backing_device_that_fails_at_the_start_is_tried_again() {
     let status = daemon.status();
     let (state, reason) = (&status["volumes"][0]["state"], status["volumes"][0]["reason"].as_str());
     assert_eq!(state, "waiting", "{status}\n{}", daemon.log());
-    assert!(reason.is_some_and(|reason| reason.contains("it is tried again, ever less often")), "{status}");
+    assert!(
+        reason.is_some_and(|reason| reason.contains("bcached tries again, at growing intervals")),
+        "{status}"
+    );
     let log = daemon.log();
     assert_eq!(
         (log.matches("event=volume-waits").count(), log.contains("volume-failed")),
@@ -220,10 +223,13 @@ fn a_cache_without_room_for_its_note_is_tried_again() {
     });
     let status = daemon.status();
     let reason = status["caches"][0]["reason"].as_str().unwrap_or_default();
-    assert!(reason.contains("make room there") && reason.contains("it is tried again"), "{reason}");
+    assert!(
+        reason.contains("free space on the note's file system") && reason.contains("bcached tries again"),
+        "{reason}"
+    );
     daemon.wait_for("the volume says so, too", |status| {
         let reason = status["volumes"][0]["reason"].as_str().unwrap_or_default();
-        reason.contains("No space left") && reason.contains("make room there")
+        reason.contains("No space left") && reason.contains("free space on the note's file system")
     });
     assert!(daemon.log().contains("event=cache-waits"), "{}", daemon.log());
     let left = std::fs::read_dir(memory.0.join("notes")).expect("it was made").count();
@@ -258,7 +264,7 @@ fn a_cache_without_room_below_it_is_tried_again() {
     });
     let status = daemon.status();
     let reason = status["caches"][0]["reason"].as_str().unwrap_or_default();
-    let said = format!("free space on the file system below {}: it is tried again", sparse.display());
+    let said = format!("free space on the file system below {}; bcached tries again", sparse.display());
     assert!(reason.contains(&said), "{reason}");
     std::fs::remove_file(&filler).expect("ours");
     daemon.wait_for("it is served", |status| {
@@ -296,7 +302,7 @@ fn what_is_given_up_is_told_before_and_after(ends: impl FnOnce(Daemon)) {
     daemon.wait_for("the cache has stopped writing", |status| {
         let reason = status["caches"][0]["reason"].as_str().unwrap_or_default();
         let means =
-            "the next start recovers it as after a power cut, without what was acknowledged and not flushed";
+            "the next start recovers the set as after a power cut, without writes that were acknowledged and not flushed";
         reason.contains(means) && reason.ends_with(lost)
     });
     ends(daemon);
@@ -339,7 +345,9 @@ fn what_is_given_up_is_told_after_a_stop_too() {
         let (exit, log) = daemon.stop();
         assert_ne!(exit, 0, "{log}");
         assert!(
-            log.contains("recovers it as after a power cut, without what was acknowledged and not flushed"),
+            log.contains(
+                "recovers the set as after a power cut, without writes that were acknowledged and not flushed"
+            ),
             "{log}"
         );
     });

@@ -34,7 +34,7 @@ fn of_file(option: &str) -> &'static str {
 /// For each option: its default, a value as typed and as printed, a refused value, and why. If the
 /// typed value equals the refused one, only the refusal is tested.
 const EACH: &[(&str, &str, &str, &str, &str, &str)] = &[
-    ("cache_replacement_policy", "lru", "fifo", "fifo", "mru", "is none of lru, fifo, random"),
+    ("cache_replacement_policy", "lru", "fifo", "fifo", "mru", "is not one of lru, fifo, random"),
     ("discard", "0", "1", "1", "maybe", "is neither 1 nor 0"),
     ("congested_read_threshold_us", "2000", "0", "0", "2ms", "is not a whole number"),
     ("congested_write_threshold_us", "20000", "5000", "5000", "-1", "is not a whole number"),
@@ -80,13 +80,13 @@ fn every_option_of_a_cache_is_set_stays_and_is_unset() {
         &daemon,
         &["set", "fast", "cache_mode=none"],
         2,
-        "is no option of a cache: it is one of a volume",
+        "is not an option of a cache: it is an option of a volume",
     );
     refused(
         &daemon,
         &["set", "media", "io_error_limit=1"],
         2,
-        "is no option of a volume: it is one of a cache",
+        "is not an option of a volume: it is an option of a cache",
     );
     refused(&daemon, &["get", "fats"], 2, "nothing is called `fats`");
     assert_eq!(daemon.stop().0, 0);
@@ -180,7 +180,7 @@ fn what_a_failed_cache_still_owes_is_nothing_to_who_sets_something_else() {
         &daemon,
         &["set", "fast", "discard=1"],
         4,
-        "cannot set discard of fast: it is written to devices",
+        "cannot set discard of fast: it is written to a device",
     );
     assert_eq!(images.kept(), kept);
 }

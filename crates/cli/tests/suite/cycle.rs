@@ -87,7 +87,7 @@ fn a_flush_leaves_nothing_dirty_and_the_volume_cached() {
     assert_eq!(volume(&daemon)["dirty_bytes"].as_u64(), Some(DATA_BYTES as u64));
     assert!(site.below() != data, "it is in the cache alone");
     assert_eq!(done(&daemon, &["flush", "media", "--dry-run"]), "media: 2 MiB would be written back\n");
-    assert_eq!(done(&daemon, &["flush", "media", "--wait"]), "media: what was dirty is written back\n");
+    assert_eq!(done(&daemon, &["flush", "media", "--wait"]), "media: its dirty data is written back\n");
     assert!(site.below() == data, "it is on the backing device, too");
     done(&daemon, &["wait", "media", "--for", "clean", "--timeout", "30s"]);
     let after = volume(&daemon);
@@ -181,7 +181,7 @@ fn a_detach_goes_on_after_a_stop_and_can_be_cancelled() {
         (6, true),
         "{joined:?}"
     );
-    refused(&daemon, &["flush", "media"], 3, "detach goes on there");
+    refused(&daemon, &["flush", "media"], 3, "cannot flush media now: its detach is still running (job ");
     let dry = json(&done(&daemon, &["detach", "media", "--dry-run", "--json"]));
     assert_eq!(
         (dry["id"].as_u64(), dry["state"].as_str()),
@@ -192,7 +192,7 @@ fn a_detach_goes_on_after_a_stop_and_can_be_cancelled() {
     let status = ask(&daemon, &["status"]);
     assert!(status.out.contains("media: detach, 0% written back"), "{status:?}");
     let planned = done(&daemon, &["cancel", &id.to_string(), "--dry-run"]);
-    assert!(planned.contains(&format!("job {id} would be given up")), "{planned}");
+    assert!(planned.contains(&format!("job {id} would be cancelled")), "{planned}");
     let still = ask(&daemon, &["status"]);
     assert!(still.out.contains("media: detach, 0% written back"), "nothing was given up: {still:?}");
     assert!(!daemon.log().contains("event=job-cancel"), "{}", daemon.log());
@@ -235,13 +235,13 @@ fn what_cannot_be_is_refused() {
         2,
         "no cache is called `nothing`; there are: fast, spare",
     );
-    refused(&daemon, &["attach", "media"], 2, "several caches may be meant; name one of: fast, spare");
+    refused(&daemon, &["attach", "media"], 2, "there are several caches; name one of: fast, spare");
     refused(&daemon, &["flush", "media", "--timeout", "soon"], 2, "`soon` is not a time");
     refused(
         &daemon,
         &["wait", "media", "--for", "detached", "--timeout", "1s"],
         6,
-        "media is not as wanted yet",
+        "media is not detached yet",
     );
     assert_eq!(site.kept(), "");
     assert_eq!(daemon.stop().0, 0);
@@ -283,15 +283,15 @@ fn volumes_are_added_and_removed_for_good() {
     let daemon = site.start();
     let data = site.write(&daemon, 1);
     let planned = done(&daemon, &["remove", "media", "--dry-run"]);
-    assert_eq!(planned, "media: would be served no more, and 2 MiB dirty would stay in its cache\n");
+    assert_eq!(planned, "media: would no longer be served; 2 MiB of dirty data would stay in its cache\n");
     let removed = done(&daemon, &["remove", "media"]);
-    assert!(removed.starts_with("media: removed: it is served no more"), "{removed}");
+    assert!(removed.starts_with("media: removed: it is no longer served"), "{removed}");
     assert!(site.kept().contains("served = false"), "{}", site.kept());
     assert_eq!(daemon.status()["volumes"].as_array().map(Vec::len), Some(0), "{}", daemon.status());
     let left = &daemon.status()["caches"][0]["unserved"][0];
     assert_eq!(left["dirty_bytes"].as_u64(), Some(DATA_BYTES as u64), "{left}");
     assert_eq!(done(&daemon, &["remove", "media"]), "media: it is removed already\n");
-    refused(&daemon, &["flush"], 4, "not everything can be flushed: 2 MiB dirty of tank");
+    refused(&daemon, &["flush"], 4, "cannot flush all dirty data: tank is not served (2 MiB dirty)");
     let export = common::run(tool("nbdcopy").arg(daemon.uri("media")).arg(site.images.path("found")));
     assert!(export.exit != 0, "it is no export any more: {export:?}");
     assert_eq!(daemon.stop().0, 0);
@@ -307,22 +307,28 @@ fn volumes_are_added_and_removed_for_good() {
     let pond = site.images.blank("pond", BACKING_BYTES);
     refused(&daemon, &["add", "pond", "--backing", &pond], 2, "it has no bcache superblock");
     assert_eq!(bcached(&["make", "-B", &pond]).exit, 0);
-    refused(&daemon, &["add", "pond"], 2, "does not say on which device it is; name it with --backing");
-    refused(&daemon, &["add", "media", "--backing", &pond], 3, "is called so; choose another name");
+    refused(
+        &daemon,
+        &["add", "pond"],
+        2,
+        "the configuration does not name its device; name it with --backing",
+    );
+    let taken = format!("that is the name of {}; choose another name", site.tank);
+    refused(&daemon, &["add", "media", "--backing", &pond], 3, &taken);
     // The device by its path, by another spelling of that, and by a link: the same refusal.
     let link = site.images.path("link");
     std::os::unix::fs::symlink(&site.tank, &link).expect("a link");
     let dotted = site.images.path("away/../tank");
     let [link, dotted] = [&link, &dotted].map(|path| path.to_str().expect("text"));
     for (path, exit, sentence) in [
-        (site.tank.as_str(), 3, "it is the device of media; leave it so"),
-        (dotted, 3, "it is the device of media, by another name; leave it so"),
-        (link, 3, "it is the device of media, by another name; leave it so"),
+        (site.tank.as_str(), 3, "it is the device of media; one device is one volume"),
+        (dotted, 3, "it is the device of media, by another name; one device is one volume"),
+        (link, 3, "it is the device of media, by another name; one device is one volume"),
         (&site.fast, 2, "it is the device of the cache fast"),
     ] {
         refused_also_dry(&daemon, &["add", "pond", "--backing", path], exit, sentence);
     }
-    refused(&daemon, &["add", "a/b", "--backing", &pond], 2, "cannot be a name");
+    refused(&daemon, &["add", "a/b", "--backing", &pond], 2, "is not a valid name");
     assert_eq!(done(&daemon, &["add", "pond", "--backing", &pond, "--cache", "spare"]), "pond: added\n");
     assert_eq!(daemon.stop().0, 0);
 

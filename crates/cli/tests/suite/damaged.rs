@@ -73,7 +73,7 @@ fn a_damaged_leaf_freezes_what_it_is_the_index_of() {
     done(&daemon, &["detach", "first"]);
     let flushed = ask(&daemon, &["flush", "second"]);
     assert_eq!(
-        (flushed.exit, flushed.err.contains("not all of second could be written back")),
+        (flushed.exit, flushed.err.contains("not all dirty data of second could be written back")),
         (4, true),
         "{flushed:?}"
     );

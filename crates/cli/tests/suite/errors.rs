@@ -204,7 +204,7 @@ fn waiting_has_an_end() {
     assert_ne!(site.ask(&["write -P 9 0 16k", "flush"]).exit, 0);
     assert!(started.elapsed() < TIMEOUT, "it does not begin to wait anew");
     // A regression: the status said that writes wait although they failed by then.
-    let over = "reads go on, writes fail: it has not worked again within freeze_timeout (10s)";
+    let over = "reads continue, writes fail: it has not worked again within freeze_timeout (10s)";
     let status = bcached(&["status", "--control", site.daemon.control()]);
     assert!(status.out.contains(over) && !status.out.contains("writes wait until"), "{status:?}");
     assert_eq!(site.ask(&["read -P 7 64k 960k"]).exit, 0);
@@ -344,7 +344,7 @@ fn who_waits_keeps_nobody_else_waiting() {
     let again = site.begin(&["write -P 8 0 16k", "flush", "read -P 8 0 16k"]);
     site.daemon.wait_for("it waits as long as it was told to", |status| {
         let reason = status["volumes"][0]["reason"].as_str().unwrap_or_default();
-        reason.contains("writes wait until it works again, for 50s in all")
+        reason.contains("writes wait until it works again, for at most 50s")
     });
     site.daemon.writes_succeed();
     let ended = end(again);

@@ -75,12 +75,7 @@ fn what_has_happened_is_told_with_its_id() {
         (Some("options-changed"), true),
         "{last}"
     );
-    refused(
-        &daemon,
-        &["events", "--since", "yesterday"],
-        2,
-        "`yesterday` is not a moment; write how long ago",
-    );
+    refused(&daemon, &["events", "--since", "yesterday"], 2, "`yesterday` is not a time; write how long ago");
     assert_eq!(ask(&daemon, &["events", "--since", "1h"]).out.lines().count(), all.len() + 1);
 }
 

@@ -246,7 +246,7 @@ fn flipped_bytes_are_named_refused_or_survived() {
 fn sealed<'a>(stopped: &'a Set, crashed: &'a Set) -> [Flip<'a>; 6] {
     let found = |structure, sentence| Outcome::Found { structure, exit: 4, sentence };
     let cache = |what, set, sector, outcome| Flip { what, set, on: On::Cache, sector, offset: 100, outcome };
-    let superblock = "its superblock is not sound: bad checksum";
+    let superblock = "its superblock is not usable: bad checksum";
     let node = "is damaged: btree node";
     let needed = crashed.needed_entry.expect("a crash leaves entries to replay");
     [
@@ -277,7 +277,7 @@ fn passing<'a>(stopped: &'a Set, crashed: &'a Set) -> [Flip<'a>; 5] {
         offset,
         outcome: Outcome::Served { check, differ },
     };
-    let torn = "is not whole: torn by a crash, or damaged";
+    let torn = "is incomplete: torn by a crash, or damaged";
     let lost = crashed.newest_keys * usize::try_from(EXTENT).expect("small");
     [
         // It says the same as the entries before it, and that nothing is left to replay.

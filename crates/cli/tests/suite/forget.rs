@@ -86,7 +86,7 @@ fn what_is_served_or_unknown_is_not_forgotten() {
         "cannot forget media: it is served; `bcached detach media` takes it out of fast",
     );
     refused(&daemon, &["forget", "media", "--accept-loss", "9G"], 3, "it is served");
-    refused(&daemon, &["forget", "nothing"], 2, "no open cache knows a volume `nothing` that is not served");
+    refused(&daemon, &["forget", "nothing"], 2, "no open cache has a volume `nothing` that is not served");
     refused(&daemon, &["forget", &uuid, "--cache", "slow"], 2, "no cache is called `slow`; there are: fast");
     refused(&daemon, &["forget", &uuid, "--accept-loss", "2MB"], 2, "`2MB` is not a size");
     assert_eq!(daemon.status()["volumes"][0]["dirty_bytes"].as_u64(), Some(DATA_BYTES as u64));
@@ -115,7 +115,7 @@ fn dirty_data_is_not_lost_unasked() {
     let daemon = site.start();
     let list = site.images.path("list.json");
     let path = list.to_str().expect("text");
-    let why = "cannot forget media: 2 MiB dirty of it in fast would be lost; bring its backing device back, or give that up with `--accept-loss 2M`";
+    let why = "cannot forget media: 2 MiB of its dirty data in fast would be lost; bring its backing device back, or give that up with `--accept-loss 2M`";
     for words in
         [vec!["forget", uuid.as_str()], vec!["forget", "tank", "--dry-run"], vec!["forget", &uuid[..8]]]
     {
@@ -130,7 +130,7 @@ fn dirty_data_is_not_lost_unasked() {
         &daemon,
         &["forget", &uuid, "--accept-loss", "2M", "--lost-ranges", path],
         3,
-        "is there already: the list of what is lost is written over nothing; name another file",
+        "already exists: the list of lost data never overwrites a file; name another file",
     );
     assert_eq!(std::fs::read_to_string(&list).expect("a file"), "precious");
     assert_eq!(daemon.status()["caches"][0]["unserved"][0]["dirty_bytes"].as_u64(), Some(DATA_BYTES as u64));
@@ -155,7 +155,7 @@ fn a_dead_device_is_forgotten_and_its_losses_are_listed() {
 
     let forgotten = done(&daemon, &words);
     assert!(
-        forgotten.contains(&format!("media: forgotten: 2 MiB are lost; {path} says which\n")),
+        forgotten.contains(&format!("media: forgotten: 2 MiB is lost; {path} lists the ranges\n")),
         "{forgotten}"
     );
     assert!(forgotten.contains("the configuration still names it, as media"), "{forgotten}");
@@ -175,7 +175,7 @@ fn a_dead_device_is_forgotten_and_its_losses_are_listed() {
     );
     assert_eq!(daemon.status()["caches"][0]["dirty_bytes"].as_u64(), Some(0), "{}", daemon.status());
     assert!(daemon.status()["caches"][0]["unserved"].is_null(), "{}", daemon.status());
-    refused(&daemon, &words, 2, "it may be forgotten already");
+    refused(&daemon, &words, 2, "it may have been forgotten already");
     assert_eq!(daemon.stop().0, 0);
     site.check();
 
@@ -215,7 +215,7 @@ fn a_forget_can_be_cancelled_before_anything_is_given_up() {
     let job = json(&done(&daemon, &[&words[..], &["--no-wait", "--json"]].concat()));
     let number = job["id"].to_string();
     let listed = done(&daemon, &["list"]);
-    assert!(listed.contains("media: forget, 0% given up, 2 MiB dirty"), "{listed}");
+    assert!(listed.contains("media: forget, 0% discarded, 2 MiB dirty"), "{listed}");
     let cancelled = std::thread::scope(|scope| {
         let cancel = scope.spawn(|| ask(&daemon, &["cancel", &number]));
         daemon.wait_for("it is to be cancelled", |_| daemon.log().contains("event=job-cancel"));
@@ -260,7 +260,7 @@ fn a_clean_volume_is_forgotten_without_a_question() {
     let site = Site::new();
     let daemon = site.start();
     done(&daemon, &["remove", "media"]);
-    assert_eq!(done(&daemon, &["forget", &site.uuid()]), "media: forgotten: nothing of it is dirty\n");
+    assert_eq!(done(&daemon, &["forget", &site.uuid()]), "media: forgotten: no dirty data is lost\n");
     assert!(!site.images.path("state").exists());
     // Nothing was lost: it is a normal volume.
     assert_eq!(done(&daemon, &["add", "media"]), "media: added\n");
@@ -291,7 +291,10 @@ fn a_volume_that_an_older_cache_has_forgotten_is_attached_anew() {
     daemon.wait_for("it is refused", |status| state(status).as_deref() == Some("failed"));
     let uuid = site.uuid();
     let told = done(&daemon, &["forget", &uuid, "--accept-loss", "2M"]);
-    assert!(told.contains("bcached tries media again") && !told.contains("take that out"), "{told}");
+    assert!(
+        told.contains("bcached tries to serve media again") && !told.contains("remove that section"),
+        "{told}"
+    );
     daemon.wait_for("it is served", |status| {
         !matches!(state(status).as_deref(), Some("failed" | "waiting") | None)
     });
@@ -320,14 +323,15 @@ fn a_volume_lives_in_the_cache_alone() {
     site.expect(&daemon, "scratch", &data);
     let listed = done(&daemon, &["list"]);
     let line = listed.lines().find(|line| line.contains("scratch")).unwrap_or_default();
-    assert!(line.contains("8 MiB") && line.contains("  in its cache alone  "), "{listed}");
+    assert!(line.contains("8 MiB") && line.contains("  flash-only  "), "{listed}");
     let status = done(&daemon, &["status", "scratch"]);
     assert!(
-        status.contains("volume scratch: served, 8 MiB in blocks of 4 KiB, writeback, 2 MiB dirty, lives in its cache alone"),
+        status
+            .contains("volume scratch: served, 8 MiB in blocks of 4 KiB, writeback, 2 MiB dirty, flash-only"),
         "{status}"
     );
     refused(&daemon, &["forget", "scratch", "--accept-loss", "8M"], 3, "it is served");
-    refused(&daemon, &["detach", "scratch"], 2, "lives on its cache alone");
+    refused(&daemon, &["detach", "scratch"], 2, "scratch is a flash-only volume");
     // A regression: options of backing devices were listed although it has none.
     let options = json(&done(&daemon, &["get", "scratch", "--json"]));
     let names: Vec<_> = options["options"].as_array().into_iter().flatten().collect();
@@ -341,15 +345,16 @@ fn a_volume_lives_in_the_cache_alone() {
     let daemon = site.start();
     assert_eq!(daemon.status()["volumes"].as_array().map(Vec::len), Some(1), "{}", daemon.status());
     let status = done(&daemon, &["status"]);
-    assert!(status.contains("2 MiB of 8 MiB used by scratch ("), "{status}");
-    refused(&daemon, &["add", "scratch", "--size", "4M"], 3, "it is there, with 8 MiB");
+    assert!(status.contains("flash-only volume scratch ("), "{status}");
+    assert!(status.contains(") is not served: 2 MiB of 8 MiB used\n"), "{status}");
+    refused(&daemon, &["add", "scratch", "--size", "4M"], 3, "it exists already, with a size of 8 MiB");
     assert_eq!(done(&daemon, &["add", "scratch"]), "scratch: added\n");
     assert!(!site.kept().contains("scratch"), "{}", site.kept());
     site.expect(&daemon, "scratch", &data);
     done(&daemon, &["remove", "scratch"]);
-    refused(&daemon, &["forget", "scratch"], 3, "2 MiB dirty of it in fast would be lost");
+    refused(&daemon, &["forget", "scratch"], 3, "2 MiB of its dirty data in fast would be lost");
     let forgotten = done(&daemon, &["forget", "scratch", "--accept-loss", "2M"]);
-    assert!(forgotten.starts_with("scratch: forgotten: 2 MiB are lost; "), "{forgotten}");
+    assert!(forgotten.starts_with("scratch: forgotten: 2 MiB is lost; "), "{forgotten}");
     assert!(!site.kept().contains("scratch"), "{}", site.kept());
     assert_eq!(done(&daemon, &["add", "scratch", "--size", "8M"]), "scratch: added\n");
     site.expect(&daemon, "scratch", &[0; DATA_BYTES]);
@@ -367,7 +372,7 @@ fn the_name_of_a_volume_that_was_deleted_is_free() {
     done(&daemon, &["remove", "scratch"]);
     assert_eq!(daemon.stop().0, 0);
     let daemon = site.start();
-    refused(&daemon, &["add", "scratch", "--size", "4M"], 3, "it is there, with 8 MiB");
+    refused(&daemon, &["add", "scratch", "--size", "4M"], 3, "it exists already, with a size of 8 MiB");
     done(&daemon, &["forget", "scratch"]);
     assert_eq!(done(&daemon, &["add", "scratch", "--size", "4M"]), "scratch: added\n");
     // A regression: for one that was stopped, and not removed, a line without a name was left.
@@ -393,12 +398,12 @@ fn no_more_is_promised_than_can_be_stored() {
         &daemon,
         &["add", "scratch", "--size", "1000"],
         2,
-        "its size must be one block of 4 KiB or several",
+        "its size must be a whole number of blocks of 4 KiB",
     );
-    refused(&daemon, &["add", "scratch", "--size", "0"], 2, "its size must be one block");
+    refused(&daemon, &["add", "scratch", "--size", "0"], 2, "its size must be a whole number of blocks");
     refused(&daemon, &["add", "scratch", "--size", "1M", "--cache", "slow"], 2, "no cache is called `slow`");
-    refused(&daemon, &["add", "media", "--size", "1M"], 3, "another volume is called so");
-    refused(&daemon, &["add", "a/b", "--size", "1M"], 2, "has no slash");
+    refused(&daemon, &["add", "media", "--size", "1M"], 3, "another volume has that name");
+    refused(&daemon, &["add", "a/b", "--size", "1M"], 2, "a name must not be empty, have a slash");
     refused(&daemon, &["add", &"x".repeat(33), "--size", "1M"], 2, "at most 32 bytes");
     refused(&daemon, &["add", "scratch", "--size", "1M", "--backing", &site.tank], 2, "leave --size out");
     assert_eq!(done(&daemon, &["add", "scratch", "--size", &largest]), "scratch: added\n");
@@ -406,7 +411,7 @@ fn no_more_is_promised_than_can_be_stored() {
         &daemon,
         &["add", "second", "--size", &largest],
         3,
-        "beside what is dirty and what others in it were promised",
+        "beside its dirty data and the space promised to other volumes",
     );
     assert_eq!(daemon.stop().0, 0);
     site.check();

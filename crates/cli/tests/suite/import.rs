@@ -200,7 +200,7 @@ fn a_set_that_is_in_use_is_left_to_the_kernel() {
 fn what_cannot_be_imported_is_refused() {
     let site = Site::new();
     let daemon = site.start();
-    refused(&daemon, &["import", "no-such-set"], 2, "`bcached scan` shows the sets that there are");
+    refused(&daemon, &["import", "no-such-set"], 2, "`bcached scan` shows the sets on this machine");
     // An unavailable device of the set is found before anything is done.
     site.put("block/tank/uevent", "DEVNAME=/nowhere/tank\n");
     let ran = site.import(&daemon, &[&site.set]);
@@ -210,8 +210,8 @@ fn what_cannot_be_imported_is_refused() {
     // A kernel that does not release the set: the message names what it holds and the way back, and
     // the same command waits again.
     let ran = site.import(&daemon, &[&site.set, "--timeout", "1s"]);
-    assert_eq!((ran.exit, ran.err.contains("there still are ")), (6, true), "{ran:?}");
-    assert!(ran.err.contains("the same command waits again") && ran.err.contains(&site.tank), "{ran:?}");
+    assert_eq!((ran.exit, ran.err.contains("still present: ")), (6, true), "{ran:?}");
+    assert!(ran.err.contains("repeat the command to wait again") && ran.err.contains(&site.tank), "{ran:?}");
     assert_eq!(daemon.status()["caches"].as_array().map(Vec::len), Some(0));
     site.put(&format!("fs/bcache/{}/stop", site.set), "");
     let kernel = site.obedient_kernel();
@@ -248,11 +248,11 @@ fn an_import_that_fails_names_the_command_that_goes_back() {
     let kernel = site.obedient_kernel();
     let ran = site.import(&daemon, &[&site.set]);
     assert!(
-        ran.exit == 4 && ran.err.contains("is imported, and cannot be served: ") && kernel.was_told(),
+        ran.exit == 4 && ran.err.contains("was imported, but cannot be served: ") && kernel.was_told(),
         "{ran:?}"
     );
     let name = daemon.status()["caches"][0]["name"].as_str().expect("a name").to_owned();
-    let command = format!("`bcached release {name} --register` takes the import back");
+    let command = format!("`bcached release {name} --register` undoes the import");
     assert!(ran.err.contains(&command) && ran.err.lines().count() <= 2, "{ran:?}");
 
     let register = site.sys("fs/bcache/register");
@@ -260,7 +260,7 @@ fn an_import_that_fails_names_the_command_that_goes_back() {
     let mut release = common::program();
     release.args(["release", &name, "--register", "--control", daemon.control()]);
     let ran = common::run(release.env("BCACHED_SYSFS", site.images.path("sys")));
-    let told = format!("the kernel has {}, {}", site.fast, site.tank);
+    let told = format!("given to the kernel: {}, {}", site.fast, site.tank);
     assert!(ran.exit == 0 && ran.err.contains(&told), "{ran:?}\n{}", daemon.log());
     // The last device that it was given; the real file accepts each.
     assert!(common::bytes(&register).starts_with(site.tank.as_bytes()));
@@ -300,7 +300,7 @@ fn a_cache_that_is_not_open_is_released_when_nothing_needs_it() {
     // As if it had acknowledged a write: one record is counted.
     std::fs::write(&note, left).expect("a file");
     common::patch(&note, 128, &1u64.to_ne_bytes());
-    refused(&daemon, &["release", "fast"], 3, "may hold acknowledged writes, which nobody else reads");
+    refused(&daemon, &["release", "fast"], 3, "may hold acknowledged writes, which only bcached can replay");
     std::fs::remove_file(&note).expect("it is there");
     refused(&daemon, &["release", "fast"], 3, "tank is served without it; `bcached detach tank`");
     done(&daemon, &["remove", "tank"]);
@@ -331,10 +331,10 @@ fn a_cache_that_is_missing_is_not_released_while_a_note_of_it_lies_there() {
     let away = images.path("away");
     std::fs::rename(&fast, &away).expect("it is there");
     let daemon = Daemon::configured(&images);
-    refused(&daemon, &["release", "fast"], 3, "may hold acknowledged writes, which nobody else reads");
+    refused(&daemon, &["release", "fast"], 3, "may hold acknowledged writes, which only bcached can replay");
     std::fs::remove_file(&note).expect("it is there");
     let plan = done(&daemon, &["release", "fast", "--dry-run"]);
-    assert!(plan.contains("what is dirty there, which is not known, would stay"), "{plan}");
+    assert!(plan.contains("an unknown amount of dirty data would stay there"), "{plan}");
     done(&daemon, &["release", "fast"]);
     assert_eq!(daemon.stop().0, 0);
 }
@@ -348,8 +348,8 @@ fn what_cannot_be_served_is_not_called_imported() {
     let whole = common::bytes(&fast);
     common::patch(&fast, 4096, &[0; 4096]);
     let daemon = Daemon::configured(&images);
-    refused(&daemon, &["import", "fast"], 4, "fast is imported, and cannot be served: ");
-    refused(&daemon, &["import", "fast"], 4, "`bcached import fast` tries again");
+    refused(&daemon, &["import", "fast"], 4, "fast was imported, but cannot be served: ");
+    refused(&daemon, &["import", "fast"], 4, "correct that, then repeat `bcached import fast`");
     // A repaired set is retried at once.
     std::fs::write(&fast, whole).expect("a file");
     done(&daemon, &["import", "fast"]);

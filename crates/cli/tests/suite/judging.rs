@@ -84,7 +84,7 @@ fn cached_data_behind_the_end_of_its_device_is_named() {
     let file = std::fs::File::options().write(true).open(&backing).expect("opens");
     file.set_len(512 << 10).expect("a size");
     let cut = bcached(&words);
-    let sentence = "data of tank is cached behind the end of its backing device: was that cut short?";
+    let sentence = "data of tank is cached behind the end of its backing device: was the device cut short?";
     assert_eq!((cut.exit, cut.out.contains(sentence)), (0, true), "{cut:?}");
 }
 
@@ -280,10 +280,10 @@ fn doctor_fits_a_screen_and_names_every_way() {
         let line = ran.out.lines().find(|line| line.starts_with(&format!("{name:<26} "))).expect("a line");
         line[27..].split_whitespace().next().expect("a word").to_owned()
     };
-    let ways = ["ublk", "nbd", "fuse", "loop", "nbd server", "vhost-user"].map(|name| word(name) == "yes");
+    let ways = ["ublk", "nbd", "fuse", "loop", "nbd server", "vhost-user"].map(|name| word(name) == "OK");
     let [ublk, nbd, fuse, looped, server, vhost] = ways;
     assert!(server && vhost, "these need nothing: {}", ran.out);
-    assert_eq!(word("dev") == "yes", ublk || nbd || fuse && looped, "{}", ran.out);
+    assert_eq!(word("dev") == "OK", ublk || nbd || fuse && looped, "{}", ran.out);
     let machine = json(&bcached(&["doctor", "--json"]).out)["machine"].clone();
     for item in machine.as_array().expect("items") {
         let is_driver = ["ublk", "nbd"].iter().any(|name| item["name"] == *name);
@@ -309,7 +309,7 @@ fn doctor_finds_the_mark_of_an_assembler() {
     patch(&backing, 512, b"LABELONE");
     let ran = bcached(&["doctor", &cache, &backing]);
     assert_eq!(ran.exit, 0, "it is fit: {ran:?}");
-    assert!(ran.out.contains("  member: it has the mark of a LVM2_member, too"), "{ran:?}");
+    assert!(ran.out.contains("  member: it also carries the signature of LVM2_member, "), "{ran:?}");
     let told = json(&bcached(&["doctor", "--json", &backing]).out);
     assert_eq!(told["devices"][0]["findings"][0]["kind"], "member", "{told}");
 }

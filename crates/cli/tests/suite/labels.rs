@@ -41,7 +41,7 @@ fn a_label_is_on_the_device_at_once_and_a_name_at_the_next_start() {
     assert_eq!(label_on(&tank), "tank");
     let set = common::ask(&daemon, &["set", "tank", "label=media"]);
     assert_eq!((set.exit, set.out.as_str()), (0, "tank: label is media (superblock)\n"), "{set:?}");
-    assert!(set.err.contains("tank is called so until the next start"), "{set:?}");
+    assert!(set.err.contains("tank keeps this name until the next start"), "{set:?}");
     assert_eq!(label_on(&tank), "media", "while it is served");
     assert_eq!(done(&daemon, &["set", "tank", "label=media"]), "tank: label is media already (superblock)\n");
     assert_eq!(done(&daemon, &["get", "media", "label"]), "media\n", "it is called by its label");
@@ -53,7 +53,7 @@ fn a_label_is_on_the_device_at_once_and_a_name_at_the_next_start() {
         }
     }
     let shared = common::ask(&daemon, &["set", "pond", "label=media"]);
-    assert!(shared.exit == 0 && shared.err.contains("tank goes by that, too"), "{shared:?}");
+    assert!(shared.exit == 0 && shared.err.contains("tank has that name or label, too"), "{shared:?}");
     refused(&daemon, &["get", "media"], 2, "name one of: tank, pond");
     done(&daemon, &["set", "pond", "label="]);
     assert_eq!(label_on(&pond), "");
@@ -84,9 +84,7 @@ fn who_is_served_under_the_label_of_another_is_told_of() {
     }
     let daemon = Daemon::configured(&images);
     for (name, label) in [("tank", "pond"), ("pond", "tank")] {
-        let told = format!(
-            "{name}: its label is \"{label}\", which is also the name or the label of volume {label}."
-        );
+        let told = format!("{name}: its label \"{label}\" is also the name or the label of volume {label}.");
         assert!(daemon.log().contains(&told), "{}", daemon.log());
     }
     assert_eq!(daemon.stop().0, 0);
@@ -129,28 +127,28 @@ fn a_label_that_cannot_be_is_refused_and_nothing_is_changed() {
     let long = format!("label={}", "x".repeat(33));
     refused(&daemon, &["set", "media", &long, "writeback_percent=20"], 2, "it is longer than 32 bytes");
     assert_eq!(done(&daemon, &["get", "media", "writeback_percent"]), "10\n", "all or nothing");
-    refused(&daemon, &["set", "media", "label=a\nb"], 2, "it has a control character");
+    refused(&daemon, &["set", "media", "label=a\nb"], 2, "it contains a control character");
     refused(
         &daemon,
         &["set", "media", "label=x", "--runtime"],
         2,
-        "the device keeps it, so it is not for a time; leave",
+        "the label is stored on the device, so it cannot be set for this run only; leave",
     );
-    refused(&daemon, &["unset", "media", "label"], 2, "`bcached set media label=` takes it away");
+    refused(&daemon, &["unset", "media", "label"], 2, "`bcached set media label=` removes it");
     refused(
         &daemon,
         &["set", "gone", "label=x"],
         4,
-        "cannot set the label of gone: it is written to its device",
+        "cannot set the label of gone: the label is written to its device",
     );
     assert_eq!(label_on(&tank), "tank");
     // The superblock cannot be written.
     daemon.fail_writes_beyond(4096);
-    refused(&daemon, &["set", "media", "label=films"], 4, "the label of media could not be written: ");
+    refused(&daemon, &["set", "media", "label=films"], 4, "cannot write the label of media: ");
     assert_eq!(done(&daemon, &["get", "media", "label"]), "tank\n");
     // A regression: the other options took effect and were stored although the label failed.
     let both = ["set", "media", "label=films", "writeback_percent=20"];
-    refused(&daemon, &both, 4, "the label of media could not be written: ");
+    refused(&daemon, &both, 4, "cannot write the label of media: ");
     assert_eq!(done(&daemon, &["get", "media", "writeback_percent"]), "10\n", "all or nothing");
     assert_eq!(images.kept(), "");
     daemon.writes_succeed();

@@ -81,7 +81,7 @@ fn nobody_reads_the_log_and_all_goes_on() {
     unread.change(60);
     unread.until("its reader is missed", |ran| json(&ran.out)["log"]["stuck_seconds"].is_u64());
     let told = unread.ask(&["status"]).out;
-    assert!(told.contains("log: its reader has taken nothing for "), "{told}");
+    assert!(told.contains("log: its reader has read nothing for "), "{told}");
     assert_eq!(unread.ask(&["flush", "tank"]).exit, 0);
     assert_eq!(unread.ends(), 0);
 }

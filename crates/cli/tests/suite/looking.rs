@@ -73,12 +73,12 @@ fn devices_are_found_by_set_and_left_alone() {
         (Some("bcached.scan"), Some(0))
     );
     assert_eq!(set["backings"][0]["state"].as_str(), Some("clean"));
-    assert!(all(&["scan", tank]).out.contains(": its cache is not here"));
+    assert!(all(&["scan", tank]).out.contains(": its cache is missing"));
     common::reseal(tank, common::STATE, common::DIRTY);
     assert!(all(&["scan", tank]).out.contains("dirty"), "state dirty");
     common::patch(tank, 4096 + 104, &[2]);
     let torn = all(&["scan", tank, fast]);
-    assert!(torn.exit == 0 && torn.out.contains(": not to be used: "), "{torn:?}");
+    assert!(torn.exit == 0 && torn.out.contains(": not usable: "), "{torn:?}");
     let blank = images.blank("blank", 1 << 20);
     let none = all(&["scan", &blank]);
     assert_eq!((none.exit, none.err.contains("has no bcache superblock")), (2, true), "{none:?}");
@@ -115,7 +115,11 @@ fn files_are_checked_and_shown_with_their_origins() {
 
     let bad = site.usual("writeback_percent = 90\n");
     let refused = all(&["config", "check", "--config", &bad]);
-    assert_eq!((refused.exit, refused.out.as_str()), (1, "a start would refuse it\n"), "{refused:?}");
+    assert_eq!(
+        (refused.exit, refused.out.as_str()),
+        (1, "a start would refuse this configuration\n"),
+        "{refused:?}"
+    );
     assert!(refused.err.contains("config.toml:6: cannot set `writeback_percent`"), "{refused:?}");
     let object = json(&all(&["config", "check", "--json", "--config", &bad]).out);
     assert_eq!(
@@ -138,10 +142,14 @@ fn what_runs_is_compared_with_what_the_files_say() {
     let site = Site::new();
     let config = site.usual("");
     let daemon = Daemon::start(&site.images, &["--config", &config]);
-    assert_eq!(done(&daemon, &["config", "diff"]), "what runs is what the files say\n");
+    assert_eq!(done(&daemon, &["config", "diff"]), "the running configuration is that of the files\n");
     done(&daemon, &["set", "media", "writeback_percent=30"]);
     done(&daemon, &["shrink", "media", "--size", "12M"]);
-    assert_eq!(done(&daemon, &["config", "diff"]), "what runs is what the files say\n", "what is kept");
+    assert_eq!(
+        done(&daemon, &["config", "diff"]),
+        "the running configuration is that of the files\n",
+        "what is kept"
+    );
     done(&daemon, &["set", "media", "writeback_delay=1m", "--runtime"]);
     done(&daemon, &["set", "fast", "congested_read_threshold_us=7", "--runtime"]);
     done(&daemon, &["add", "scratch", "--size", "1M"]);
@@ -156,14 +164,14 @@ fn what_runs_is_compared_with_what_the_files_say() {
     assert_eq!(
         lines,
         [
-            "daemon.memory: 256M runs, the files say 300M (the next start)",
-            "cache.fast.congested_read_threshold_us: 7 runs, the files say 2000 (it was set with --runtime: `bcached unset`, or the next start)",
-            "volume.media.shared: false runs, the files say true (the next start)",
-            "volume.media.number: nothing runs, the files say 7 (the next start)",
-            "volume.media.sequential_cutoff: 4M runs, the files say 1M (a reload, or the next start)",
-            "volume.media.writeback_delay: 1m runs, the files say 30s (it was set with --runtime: `bcached unset`, or the next start)",
-            "volume.scratch.on_cache_error: fail runs, the files say freeze (it was set with --runtime: `bcached unset`, or the next start)",
-            "volume.more: nothing runs, the files say a section (a reload, or the next start)",
+            "daemon.memory: 256M is in force, 300M is in the files (the next start)",
+            "cache.fast.congested_read_threshold_us: 7 is in force, 2000 is in the files (it was set with --runtime: `bcached unset`, or the next start)",
+            "volume.media.shared: false is in force, true is in the files (the next start)",
+            "volume.media.number: nothing is in force, 7 is in the files (the next start)",
+            "volume.media.sequential_cutoff: 4M is in force, 1M is in the files (a reload, or the next start)",
+            "volume.media.writeback_delay: 1m is in force, 30s is in the files (it was set with --runtime: `bcached unset`, or the next start)",
+            "volume.scratch.on_cache_error: fail is in force, freeze is in the files (it was set with --runtime: `bcached unset`, or the next start)",
+            "volume.more: nothing is in force, a section is in the files (a reload, or the next start)",
         ]
     );
     let object = json(&ask(&daemon, &["config", "diff", "--json"]).out);
@@ -251,7 +259,7 @@ fn an_offset_is_explained() {
     let told = ask(&daemon, &["explain", "media", "100001"]);
     assert!(
         told.exit == 0
-            && told.out.starts_with("media at 100001: dirty: its newest data is in the cache alone\n"),
+            && told.out.starts_with("media at byte 100001: dirty: the newest data is in the cache only\n"),
         "{told:?}"
     );
     done(&daemon, &["flush", "media"]);
@@ -261,7 +269,7 @@ fn an_offset_is_explained() {
     assert_eq!(common::bytes(&site.tank)[below..below + 500], data[100_001..100_501], "and there");
     let hole = ask(&daemon, &["explain", "media", "10M"]);
     assert!(hole.exit == 1 && hole.out.contains("not cached: on the backing device"), "{hole:?}");
-    assert!(hole.out.contains("it was not asked for yet, or has been evicted"), "{hole:?}");
+    assert!(hole.out.contains("it has not been requested yet, or was evicted"), "{hole:?}");
     done(&daemon, &["set", "media", "cache_mode=none"]);
     assert!(
         ask(&daemon, &["explain", "media", "10M"]).out.contains("cache_mode is none: nothing new is cached")
@@ -270,7 +278,7 @@ fn an_offset_is_explained() {
         &daemon,
         &["explain", "media", "30M"],
         2,
-        "media has no byte 31457280: it is 20 MiB (20963328 bytes) large",
+        "offset 31457280 is beyond the end of media: its size is 20 MiB (20963328 bytes)",
     );
     refused(&daemon, &["explain", "media", "x"], 2, "`x` is not a size");
     done(&daemon, &["detach", "media"]);
@@ -301,14 +309,14 @@ fn all_that_is_wrong_with_the_files_is_said_at_once() {
         control = control.display()
     );
     let ran = check(&bad);
-    assert_eq!((ran.exit, ran.out.as_str()), (1, "a start would refuse it\n"), "{ran:?}");
+    assert_eq!((ran.exit, ran.out.as_str()), (1, "a start would refuse this configuration\n"), "{ran:?}");
     for sentence in [
         "config.toml:3: ",
         "config.toml:12: unknown key `no_such_key`",
         "config.toml:15: cannot set `writeback_percent`",
         "config.toml:18: there is no cache `three`",
         "`memory` is too small",
-        "n.sock is listened on twice",
+        "n.sock is configured twice",
         "c.sock is the control socket",
         "/a is configured twice: as the cache one and as the cache two",
         "/a is configured twice: as the cache one and as media",
@@ -326,7 +334,7 @@ fn all_that_is_wrong_with_the_files_is_said_at_once() {
     let started = all(&["serve", "--config", path]);
     let last = started.err.lines().last().unwrap_or_default();
     assert_eq!((started.exit, last.contains("config.toml:3: ")), (2, true), "{started:?}");
-    assert!(last.ends_with("`bcached config check` tells of 8 more things that cannot be"), "{started:?}");
+    assert!(last.ends_with("`bcached config check` shows 8 more errors"), "{started:?}");
     assert_eq!(started.err.lines().count(), 1, "nothing comes before it: {started:?}");
     let started = all(&["serve", "--cache", "/a", "--export", "nonsense"]);
     assert_eq!((started.exit, started.err.lines().count()), (2, 1), "{started:?}");
@@ -334,7 +342,7 @@ fn all_that_is_wrong_with_the_files_is_said_at_once() {
     let ran = check(
         "version = 1\n[cache.one]\ndevice = \"/a\"\n[cache.two]\ndevice = \"/b\"\n[volume.media]\nbacking = \"/c\"\n",
     );
-    assert!(ran.out.contains("[volume.media] names none of the 2 caches: it is served if"), "{ran:?}");
+    assert!(ran.out.contains("[volume.media] names none of the 2 caches: it is served only if"), "{ran:?}");
     // After a TOML syntax error nothing more can be determined.
     let ran = check("version = 1\n[cache.one\nno_such_key = 1\n");
     assert_eq!((ran.exit, ran.err.lines().count()), (1, 1), "{ran:?}");
@@ -368,16 +376,18 @@ fn what_is_one_thing_by_two_names_is_found() {
     let ran = all(&["config", "check", "--config", path]);
     assert_eq!((ran.exit, ran.err.lines().count()), (1, 7), "{ran:?}");
     for sentence in [
-        format!("config.toml:8: {folder}/x/../n.sock is listened on twice: {folder}/n.sock is the same"),
+        format!(
+            "config.toml:8: {folder}/x/../n.sock is configured twice: {folder}/n.sock is the same address"
+        ),
         format!("config.toml:9: {folder}/here/c.sock is the control socket"),
         "config.toml:4: `metrics` cannot be on 127.0.0.1:9763: NBD is served on 127.0.0.1:9763".to_owned(),
-        "config.toml:14: /a/../a is configured twice: as the cache one, there called /a, and as what"
+        "config.toml:14: /a/../a is configured twice: as the cache one (by the name /a) and as the former"
             .to_owned(),
         format!(
-            "config.toml:21: {link} is configured twice: as what the cache two was before (`former`), there called {tank}"
+            "config.toml:21: {link} is configured twice: as the former device (`former`) of the cache two (by the name {tank})"
         ),
         format!(
-            "config.toml:25: UUID={} is configured twice: as b, there called UUID={uuid}",
+            "config.toml:25: UUID={} is configured twice: as b (by the name UUID={uuid})",
             uuid.to_uppercase()
         ),
         format!("config.toml:29: UUID={uuid} is configured twice: as d and as e"),
@@ -402,7 +412,7 @@ fn a_configuration_that_is_too_large_is_refused_before_it_is_read() {
     };
     let length = std::fs::metadata(&config).expect("there").len();
     grow(&config, 1 << 30);
-    let sentence = "config.toml: it is larger than 4 MiB, and so no configuration; ";
+    let sentence = "config.toml: it is larger than 4 MiB, so it cannot be the configuration; ";
     for words in [
         &["config", "check", "--config", &config][..],
         &["config", "show", "--config", &config],

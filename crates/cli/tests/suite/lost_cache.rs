@@ -56,7 +56,7 @@ impl Site {
         let ran = bcached(words);
         let said = told(&ran);
         assert_eq!(ran.exit, 3, "{words:?}: {ran:?}");
-        for part in [why, &self.set, "tank", "how much is not known", "image it first", "docs/failures.md"] {
+        for part in [why, &self.set, "tank", "amount unknown", "image it first", "docs/failures.md"] {
             assert!(said.contains(part), "{words:?}: no {part:?} in {said}");
         }
         assert!(!said.contains("`bcached make") && !said.contains("wipe"), "{words:?}: {said}");
@@ -91,7 +91,7 @@ fn a_cache_whose_superblock_is_gone_is_not_made_anew() {
     );
     let ran = bcached(&["scan", fast, tank]);
     assert!(
-        ran.exit == 3 && ran.err.contains("image it first") && ran.out.contains("make no device anew"),
+        ran.exit == 3 && ran.err.contains("image it first") && ran.out.contains("do not format a device"),
         "{ran:?}"
     );
     let ran = run(&mut Daemon::command(&site.images, "run", &["--cache", fast, "--backing", tank]));
@@ -110,7 +110,7 @@ fn a_cache_whose_superblock_is_damaged_is_not_made_anew() {
     for (offset, byte) in [(200, 9), (24, 0xc7)] {
         let sound = bytes(fast);
         patch(fast, SUPERBLOCK as u64 + offset, &[byte]);
-        let why = "its superblock, which is damaged, is that of the cache set";
+        let why = "its damaged superblock is that of the cache set";
         site.refuses(&["make", "--cache", fast, "--for", tank], why);
         site.refuses(&["make", "--cache", fast, "--for", tank, "--wipe-bcache"], why);
         site.refuses(&["doctor", fast, tank], why);
@@ -183,12 +183,12 @@ fn what_is_lost_with_a_cache_is_told_by_remove_and_replace() {
     site.lose_superblock();
     let new = site.images.blank("new", CACHE_BYTES);
     let daemon = Daemon::configured(&site.images);
-    let lost = format!("is in the cache set {}, which is missing: how much is not known", site.set);
+    let lost = format!("is in the cache set {}, which is missing: amount unknown", site.set);
     let replace = ["replace", "fast", "--with", &new];
     refused(&daemon, &replace, 3, &lost);
     let status = ask(&daemon, &["status"]);
     assert!(
-        status.out.contains("which is missing") && status.out.contains("do not make that device anew"),
+        status.out.contains("which is missing") && status.out.contains("do not run `make` on that device"),
         "{status:?}"
     );
     assert!(
@@ -201,7 +201,7 @@ fn what_is_lost_with_a_cache_is_told_by_remove_and_replace() {
     assert!(planned.contains(&lost) && planned.contains("an unknown amount dirty"), "{planned}");
     let removed = done(&daemon, &["remove", "tank"]);
     assert!(
-        removed.contains(&lost) && removed.contains("is not known") && !removed.contains("0 B"),
+        removed.contains(&lost) && removed.contains("amount unknown") && !removed.contains("0 B"),
         "{removed}"
     );
     // Nothing else knows about the lost data any more.
@@ -219,7 +219,7 @@ fn a_superblock_without_its_magic_number_is_shown_and_told_of() {
     let Some(site) = Site::new() else { return };
     patch(&site.fast, SUPERBLOCK as u64 + 24, &[0; 16]);
     let ran = bcached(&["show", &site.fast]);
-    assert!(ran.exit == 2 && ran.err.contains("bad magic: it was erased; -f shows"), "{ran:?}");
+    assert!(ran.exit == 2 && ran.err.contains("bad magic: its superblock was erased; -f shows"), "{ran:?}");
     let ran = bcached(&["show", "-f", &site.fast]);
     assert!(ran.exit == 0 && ran.out.contains(&site.set), "{ran:?}");
     // No backing device is named that would show that its set is missing.

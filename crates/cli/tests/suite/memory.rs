@@ -101,13 +101,14 @@ fn a_table_of_buckets_is_told_counted_and_bounded() {
     let told = make_many_and_few(&images, BUCKETS);
     assert!(
         told.contains(
-            "4194304 buckets take 100 MiB of memory while the cache is served; `--bucket 16k` takes 50 MiB"
+            "4194304 buckets take 100 MiB of memory while the cache is served; with `--bucket 16k` it would \
+             be 50 MiB"
         ),
         "{told}"
     );
     let many = images.path("many").display().to_string();
     let doctor = bcached(&["doctor", &many]).out;
-    let table = "100 MiB of memory while it is served; made with `--bucket 16k` it takes 50 MiB";
+    let table = "100 MiB of memory while it is served; made with `--bucket 16k` it would take 50 MiB";
     assert!(doctor.contains(&format!("4194304 buckets of 8 KiB ({table})")), "{doctor}");
 
     // The configured value is a bound: the set that does not fit is refused with the amount it
@@ -115,7 +116,7 @@ fn a_table_of_buckets_is_told_counted_and_bounded() {
     many_and_few(&images, "memory = \"128M\"\n");
     let config = images.path("config.toml").display().to_string();
     let check = || bcached(&["config", "check", "--config", &config]).out;
-    let needs = "the table of its 4194304 buckets takes 100 MiB of memory";
+    let needs = "its table of 4194304 buckets takes 100 MiB of memory";
     assert!(check().contains(needs), "{}", check());
     let daemon = Daemon::configured(&images);
     daemon.wait_for("one is refused, one served", |status| {
@@ -125,7 +126,7 @@ fn a_table_of_buckets_is_told_counted_and_bounded() {
     assert_eq!(state(&status, "caches", "many"), "failed", "{status}");
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 0, "{log}");
-    let advice = log.split("write `memory = \"").nth(1).and_then(|rest| rest.split('"').next());
+    let advice = log.split("set `memory = \"").nth(1).and_then(|rest| rest.split('"').next());
     let advice = advice.unwrap_or_else(|| panic!("no advice in {log}"));
     assert!(log.contains(needs), "{log}");
 
@@ -152,7 +153,7 @@ fn a_table_of_buckets_is_told_counted_and_bounded() {
     // Without a configured value, the memory grows by such tables, and the log says by how much.
     many_and_few(&images, "");
     assert!(
-        check().contains("takes 100 MiB of memory, beside the default of `memory` (256M)"),
+        check().contains("takes 100 MiB of memory, in addition to the default of `memory` (256M)"),
         "{}",
         check()
     );
@@ -182,5 +183,5 @@ fn a_table_for_which_the_machine_has_no_memory_stops_nobody_else() {
     });
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 0, "{log}");
-    assert!(log.contains("no memory for the table of its 16777216 buckets, which takes 400 MiB"), "{log}");
+    assert!(log.contains("no memory for the table of its 16777216 buckets, which needs 400 MiB"), "{log}");
 }

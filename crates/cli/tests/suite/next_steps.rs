@@ -201,13 +201,16 @@ fn doctor_says_once_what_is_wrong_with_a_device() {
     let blank = images.blank("blank", 1 << 20);
     let ran = bcached(&["doctor", &blank]);
     assert_eq!((ran.exit, ran.err.as_str()), (2, ""), "{ran:?}");
-    assert!(ran.out.contains("is no bcache device") && ran.out.contains("`bcached make` makes"), "{ran:?}");
+    assert!(
+        ran.out.contains("is not a bcache device") && ran.out.contains("`bcached make` formats it"),
+        "{ran:?}"
+    );
     // A regression: it gave the same advice for a device that is not empty.
     let file = std::fs::OpenOptions::new().write(true).open(&blank).expect("made above");
     std::os::unix::fs::FileExt::write_all_at(&file, &[0x53, 0xef], 1024 + 56).expect("room");
     let ran = bcached(&["doctor", &blank]);
     assert_eq!((ran.exit, ran.err.as_str()), (2, ""), "{ran:?}");
-    assert!(ran.out.contains("the mark of ext") && !ran.out.contains("makes it one"), "{ran:?}");
+    assert!(ran.out.contains("the signature of ext") && !ran.out.contains("formats it"), "{ran:?}");
 }
 
 #[test]

@@ -103,8 +103,8 @@ fn what_was_done_stands_in_the_status() {
     assert_eq!(ages["quantiles"].as_array().map(Vec::len), Some(31), "{ages}");
 
     let text = done(&daemon, &["status"]);
-    assert!(text.contains("volume tank: reads that hit: "), "{text}");
-    assert!(text.contains(" written to it ("), "{text}");
+    assert!(text.contains("volume tank: read hits: "), "{text}");
+    assert!(text.contains(" written to its device ("), "{text}");
 }
 
 #[test]

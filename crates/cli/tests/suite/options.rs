@@ -79,7 +79,7 @@ fn pair(value: &str, origin: &str) -> (String, String) {
 
 /// Option, value before, new value, that as printed, refused value, and why.
 const EACH: &[(&str, &str, &str, &str, &str, &str)] = &[
-    ("cache_mode", "writethrough", "writeback", "writeback", "fast", "is none of writethrough"),
+    ("cache_mode", "writethrough", "writeback", "writeback", "fast", "is not one of writethrough"),
     ("sequential_cutoff", "4M", "1024k", "1M", "1MB", "decimal units are not used"),
     ("writeback_running", "1", "0", "0", "off", "is neither 1 nor 0"),
     ("writeback_percent", "10", "20", "20", "20%", "is not a whole number"),
@@ -100,14 +100,14 @@ const EACH: &[(&str, &str, &str, &str, &str, &str)] = &[
     ("writeback_consider_fragment", "1", "0", "0", "", "is neither 1 nor 0"),
     ("writeback_rate_minimum", "4k", "16", "8k", "none", "starts with a whole number"),
     ("writeback_rate_maximum", "none", "20M", "20M", "1k", "must not be above writeback_rate_maximum"),
-    ("max_dirty_age", "none", "12h", "12h", "0", "below the least value, 1s"),
+    ("max_dirty_age", "none", "12h", "12h", "0", "below the minimum, 1s"),
     ("quiet_hours", "none", "23:00-7:00", "23:00-07:00", "23-7", "as 23:00-07:00"),
-    ("writeback_latency", "none", "50ms", "50ms", "2h", "above the greatest value, 1m"),
-    ("spindown_after", "none", "600", "10m", "1ms", "below the least value, 1s"),
+    ("writeback_latency", "none", "50ms", "50ms", "2h", "above the maximum, 1m"),
+    ("spindown_after", "none", "600", "10m", "1ms", "below the minimum, 1s"),
     ("stripe_size", "none", "192k", "4224k", "1MB", "decimal units are not used"),
     ("partial_stripes_expensive", "none", "1", "1", "raid5", "is neither 1 nor 0"),
-    ("on_cache_error", "freeze", "read-only", "read-only", "detach", "is none of freeze, read-only, fail"),
-    ("on_backing_error", "freeze", "fail", "fail", "wait", "is none of freeze, read-only, fail"),
+    ("on_cache_error", "freeze", "read-only", "read-only", "detach", "is not one of freeze, read-only, fail"),
+    ("on_backing_error", "freeze", "fail", "fail", "wait", "is not one of freeze, read-only, fail"),
     ("freeze_timeout", "2m", "30", "30s", "none", "is not a time"),
 ];
 
@@ -255,9 +255,9 @@ fn what_is_refused_has_changed_nothing() {
     set(&["media", "writeback_percent"], 2, "`writeback_percent` is not OPTION=VALUE");
     set(&["media", "writeback_percent=1", "writeback_percent=2"], 2, "writeback_percent is named twice");
     set(&["madia", "writeback_percent=1"], 2, "nothing is called `madia`; there are: media, scratch");
-    set(&["media", "writeback_rate_fp_term_low=50"], 2, "and they would be 50 and 10");
+    set(&["media", "writeback_rate_fp_term_low=50"], 2, "but they would be 50 and 10");
     refused(&daemon, &["unset", "media", "colour"], 2, "there is no option `colour`");
-    refused(&daemon, &["unset", "media", "label"], 2, "cannot unset label: nobody says it but the device");
+    refused(&daemon, &["unset", "media", "label"], 2, "cannot unset label: only the device keeps it");
     refused(&daemon, &["get", "media", "colour"], 2, "there is no option `colour`");
     refused(&daemon, &["get", "madia"], 2, "nothing is called `madia`");
     let object = json(&ask(&daemon, &["set", "--json", "media", "sequential_cutoff=1MB"]).err);
@@ -282,7 +282,8 @@ fn what_is_refused_has_changed_nothing() {
     // A user's own file of that name is read, and not rewritten.
     let of_person = "version = 1\n[volume.media]\nwriteback_percent = 25\n";
     std::fs::write(site.set_file(), of_person).expect("written");
-    set(&["media", "writeback_delay=1m"], 2, "99-set.toml is not rewritten");
+    let not_ours = "99-set.toml: it was not made by `bcached set`, or has settings";
+    set(&["media", "writeback_delay=1m"], 2, not_ours);
     assert_eq!((site.kept().as_deref(), done(&daemon, &["get", "media"])), (Some(of_person), before));
     let log = daemon.log();
     let uid = rustix::process::getuid().as_raw();
@@ -301,15 +302,14 @@ fn the_end_of_a_range_is_taken_with_a_word() {
     let daemon = site.start();
     let ran = ask(&daemon, &["set", "media", "writeback_percent=100"]);
     assert_eq!((ran.exit, ran.out.as_str()), (0, "media: writeback_percent is 40 (set)\n"), "{ran:?}");
-    let warning =
-        "bcached: warning: writeback_percent: `100` is above the greatest value, 40, which is taken\n";
+    let warning = "bcached: warning: writeback_percent: `100` is above the maximum, 40, which is used\n";
     assert_eq!(ran.err, warning);
     let told =
         json(&done(&daemon, &["set", "--json", "media", "writeback_percent=0", "writeback_rate_minimum=0"]));
     assert_eq!(told["schema"], "bcached.change");
     assert_eq!(told["changes"][0]["before"], "40");
     assert_eq!(told["changes"][1]["value"], "1");
-    assert_eq!(told["notes"][0], "writeback_rate_minimum: `0` is below the least value, 1, which is taken");
+    assert_eq!(told["notes"][0], "writeback_rate_minimum: `0` is below the minimum, 1, which is used");
     assert!(told["kept_in"].as_str().is_some_and(|path| path.ends_with("config.d/99-set.toml")), "{told}");
 }
 
@@ -327,7 +327,7 @@ fn a_dry_run_says_what_would_be() {
     assert_eq!(said, "media: writeback_delay would be 1m (runtime)\n");
     let said = done(&daemon, &["unset", "media", "writeback_percent", "--dry-run"]);
     assert_eq!(said, "media: writeback_percent would be 10 (default)\n");
-    refused(&daemon, &["set", "media", "cache_mode=fast", "--dry-run"], 2, "is none of");
+    refused(&daemon, &["set", "media", "cache_mode=fast", "--dry-run"], 2, "is not one of");
     assert_eq!((site.kept(), done(&daemon, &["get", "media"])), (kept, before), "nothing is changed");
     assert_eq!(daemon.status()["volumes"][0]["cache_mode"], "writethrough");
 }
@@ -404,12 +404,12 @@ fn a_volume_that_waits_has_options_too() {
     let daemon = site.start();
     let all = done(&daemon, &["get", "media"]);
     let of = |option: &str| all.lines().find(|line| line.starts_with(option)).expect("a line").to_owned();
-    assert!(of("label").contains("not known") && of("cache_mode").contains("not known"), "{all}");
+    assert!(of("label").contains("unknown") && of("cache_mode").contains("unknown"), "{all}");
     refused(
         &daemon,
         &["get", "media", "label"],
         4,
-        "label of media is not known: its device keeps it, which could not be read yet",
+        "label of media is unknown: it is stored on its device, which could not be read yet",
     );
     assert_eq!(value(&daemon, "media", "writeback_percent"), pair("15", "config"));
     done(&daemon, &["set", "media", "cache_mode=writeback", "writeback_delay=1m"]);
@@ -455,7 +455,7 @@ fn what_was_set_of_a_volume_that_is_gone_stops_no_start() {
     let (without, _) = whole.split_once("[volume.scratch]").expect("a section");
     std::fs::write(site.config(), without).expect("a file");
     let daemon = site.start();
-    assert!(daemon.log().contains("99-set.toml has options of the volume scratch"), "{}", daemon.log());
+    assert!(daemon.log().contains("99-set.toml has options of volume scratch"), "{}", daemon.log());
     done(&daemon, &["set", "media", "writeback_percent=30"]);
     assert_eq!(daemon.stop().0, 0);
     // A regression: for a file that is not text the advice was to name another configuration.
@@ -464,7 +464,7 @@ fn what_was_set_of_a_volume_that_is_gone_stops_no_start() {
     let ran =
         run(&mut Daemon::command(&site.images, "run", &["--config", site.config().to_str().expect("text")]));
     assert!(
-        ran.exit == 2 && ran.err.contains("99-set.toml") && ran.err.contains("put back what it was"),
+        ran.exit == 2 && ran.err.contains("99-set.toml") && ran.err.contains("restore it, or delete it"),
         "{ran:?}"
     );
     std::fs::write(site.set_file(), kept).expect("a file");
@@ -511,7 +511,8 @@ fn a_rate_of_write_back_is_so_until_the_next_step() {
     assert_eq!(rate(), "512k", "as with the kernel");
     // The controller takes no step meanwhile.
     done(&daemon, &["set", "media", "writeback_rate_update_seconds=1m", "--runtime"]);
-    refused(&daemon, &["set", "media", "writeback_rate=1000"], 2, "add --runtime: it holds until then");
+    let hint = "add --runtime: it holds until the next update";
+    refused(&daemon, &["set", "media", "writeback_rate=1000"], 2, hint);
     let planned = done(&daemon, &["set", "media", "writeback_rate=1000", "--runtime", "--dry-run"]);
     assert_eq!(
         (planned.as_str(), rate().as_str()),

@@ -162,16 +162,11 @@ fn every_signature_is_named_at_once() {
     patch(&image, (80 << 20) - 512, b"EFI PART");
     let all = "--wipe-signature=xfs --wipe-signature=drbd --wipe-signature=gpt";
     refused(&["make", "-B", &image], 3, "signature", all);
-    refused(
-        &["make", "-B", &image, "--wipe-signature=drbd"],
-        3,
-        "signature",
-        "of xfs (its mark is at byte 0x0), gpt",
-    );
+    refused(&["make", "-B", &image, "--wipe-signature=drbd"], 3, "signature", "of xfs (at byte 0x0), gpt");
     let ran = bcached(&["doctor", &image]);
-    assert!(ran.exit == 2 && ran.out.contains("the mark of xfs, drbd, gpt"), "{ran:?}");
+    assert!(ran.exit == 2 && ran.out.contains("the signature of xfs, drbd, gpt"), "{ran:?}");
     let ran = bcached(&["scan", &image]);
-    assert!(ran.exit == 2 && ran.err.contains("the mark of xfs, drbd, gpt"), "{ran:?}");
+    assert!(ran.exit == 2 && ran.err.contains("the signature of xfs, drbd, gpt"), "{ran:?}");
     let words: Vec<_> = ["make", "-B", &image].into_iter().chain(all.split(' ')).collect();
     assert_eq!(bcached(&words).exit, 0);
 }
@@ -270,13 +265,13 @@ fn a_bcache_device_goes_only_if_nothing_dirty_is_behind_it() {
     // State dirty, and a cache that was in use (SYNC), each with a wrong and with a right checksum:
     // neither is overwritten.
     for (image, role, offset, value, sentence) in [
-        (&backing, "-B", 4096 + common::STATE, common::DIRTY, "newest data is in its cache only"),
-        (&cache, "-C", 4096 + 104, 1, "what is dirty in it cannot be told"),
+        (&backing, "-B", 4096 + common::STATE, common::DIRTY, "newest data is only in its cache"),
+        (&cache, "-C", 4096 + 104, 1, "how much dirty data it holds is unknown"),
     ] {
         let whole = bytes(image);
         patch(image, offset, &[value]);
         let words = ["make", "-b", "64k", "--wipe-bcache", role, image];
-        refused(&words, 3, "already-bcache", "its superblock is not sound");
+        refused(&words, 3, "already-bcache", "its superblock is not usable");
         let shown = json(&bcached(&["show", "-f", "--json", image]).out);
         let sum = shown["checksum"]["expected"].as_str().expect("a sum");
         patch(image, 4096, &u64::from_str_radix(sum, 16).expect("hexadecimal").to_le_bytes());
@@ -304,7 +299,7 @@ fn a_file_in_use() {
 #[test]
 fn what_is_made_and_serves_badly_is_warned_of() {
     let images = Images::new();
-    let (words, sentence) = (["-o", "17", "-B"], "never cached; --data-offset 24 would be cached");
+    let (words, sentence) = (["-o", "17", "-B"], "never cached; with --data-offset 24 it would be cached");
     let image = images.blank("image", 36 << 20);
     let all = [&["make"], &words[..], &[image.as_str()]].concat();
     let text = bcached(&all);
@@ -450,7 +445,7 @@ fn no_space_for_the_note() {
     let ran = run(&mut command);
     let said = ran.err.lines().last().unwrap_or_default();
     assert!(ran.exit == 4 && said.contains("cannot reserve space for the note"), "{ran:?}");
-    let end = "make room there, for acknowledged writes are noted in it";
+    let end = "free space on the note's file system: the note records acknowledged writes";
     assert!(said.ends_with(end), "nobody tries it again: {ran:?}");
     assert!(bytes(&cache) == before, "nothing is written");
 }

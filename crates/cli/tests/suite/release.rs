@@ -62,7 +62,7 @@ fn a_released_set_stays_as_it_is_and_is_not_taken_again() {
     assert_eq!(
         planned,
         format!(
-            "fast: would not be served any more, and 2 MiB dirty would stay there\n{}\n{}\n",
+            "fast: would no longer be served; 2 MiB of dirty data would stay there\n{}\n{}\n",
             site.fast, site.tank
         )
     );
@@ -117,7 +117,7 @@ fn a_released_set_is_given_to_the_kernel() {
     std::fs::write(&register, "").expect("made");
     let ran = site.beside_kernel(&daemon, &["release", "fast", "--register"]);
     assert!(
-        ran.exit == 0 && ran.err.contains(&format!("the kernel has {}, {}", site.fast, site.tank)),
+        ran.exit == 0 && ran.err.contains(&format!("given to the kernel: {}, {}", site.fast, site.tank)),
         "{ran:?}"
     );
     // The last device that was written; the real file accepts each.
@@ -197,7 +197,7 @@ fn a_release_that_cannot_be_kept_is_refused_before_anything_is_let_go_of() {
         &daemon,
         &["release", "fast"],
         4,
-        "nothing was changed; see to it that the daemon can write there",
+        "nothing was changed; make sure that the daemon can write there",
     );
     assert_eq!(daemon.status()["volumes"][0]["state"].as_str(), Some("served"));
     std::fs::remove_dir(&in_the_way).expect("out of the way");

@@ -27,19 +27,19 @@ fn a_reload_says_what_it_leaves_as_it_is() {
     daemon.signal(Signal::HUP);
     daemon.wait_for("it is read", |_| daemon.log().contains("event=reloaded"));
     let log = daemon.log();
-    let next = "what changes it: the next start";
+    let next = "until the next start";
     for told in [
-        format!("`memory` of [daemon] stays 256M; {next}"),
-        format!("`metrics` of [daemon] stays unset; {next}"),
-        format!("`listen` of [nbd] stays {}; {next}", images.path("run/nbd.sock").display()),
-        format!("`device` of [cache.fast] stays {fast}; {next}; `bcached replace` moves its volumes"),
-        format!("`backing` of [volume.media] stays {tank}; {next}"),
-        format!("`cache` of [volume.media] stays unset; {next}, or `bcached attach` and `detach`"),
-        format!("`wait` of [volume.media] stays 1s; {next}"),
-        format!("`read_only` of [volume.media] stays false; {next}"),
-        format!("`shared` of [volume.media] stays false; {next}"),
-        format!("`size` of [volume.media] stays unset; {next}, or `bcached grow` and `shrink`"),
-        format!("`read_only` of [volume.swap] stays false; {next}"),
+        format!("`memory` of [daemon] stays 256M {next}"),
+        format!("`metrics` of [daemon] stays unset {next}"),
+        format!("`listen` of [nbd] stays {} {next}", images.path("run/nbd.sock").display()),
+        format!("`device` of [cache.fast] stays {fast} {next}; `bcached replace` moves its volumes"),
+        format!("`backing` of [volume.media] stays {tank} {next}"),
+        format!("`cache` of [volume.media] stays unset {next}, or `bcached attach` and `detach`"),
+        format!("`wait` of [volume.media] stays 1s {next}"),
+        format!("`read_only` of [volume.media] stays false {next}"),
+        format!("`shared` of [volume.media] stays false {next}"),
+        format!("`size` of [volume.media] stays unset {next}, or `bcached grow` and `shrink`"),
+        format!("`read_only` of [volume.swap] stays false {next}"),
     ] {
         assert!(log.contains(&told), "{told}\n{log}");
     }
@@ -52,7 +52,7 @@ fn a_reload_says_what_it_leaves_as_it_is() {
     // What was logged is also what `config diff` shows later.
     let differs = ask(&daemon, &["config", "diff"]);
     assert!(
-        differs.out.contains("daemon.memory: 256M runs, the files say 300M (the next start)"),
+        differs.out.contains("daemon.memory: 256M is in force, 300M is in the files (the next start)"),
         "{differs:?}"
     );
     assert!(!differs.out.contains("stop_timeout"), "{differs:?}");
@@ -78,7 +78,7 @@ fn a_volume_that_is_added_has_the_files_read_whole() {
     assert!(differs().contains("daemon.stop_timeout") && differs().contains("cache_mode"), "{}", differs());
     done(&daemon, &["add", "other", "--backing", &other]);
     assert!(daemon.log().contains("`memory` of [daemon] stays 256M"), "{}", daemon.log());
-    let memory = "daemon.memory: 256M runs, the files say 300M (the next start)\n";
+    let memory = "daemon.memory: 256M is in force, 300M is in the files (the next start)\n";
     assert_eq!(differs(), memory);
     let stop = json(&done(&daemon, &["stop", "--dry-run", "--json"]));
     assert_eq!(stop["stop_timeout_seconds"].as_u64(), Some(7), "{stop}");
@@ -101,11 +101,11 @@ fn a_section_is_not_of_what_has_its_name_in_a_cache_alone() {
     images.configure(&format!("{text}[volume.scratch]\nbacking = {tank:?}\nfreeze_timeout = \"90s\"\n"));
     daemon.signal(Signal::HUP);
     daemon.wait_for("it is read", |_| daemon.log().contains("event=reloaded"));
-    let next = "the next start, when the volume in a cache alone that is called so gets another name";
-    let told = format!("[volume.scratch] is not served; what changes it: {next}");
+    let next = "the next start, when the flash-only volume that has this name gets another one";
+    let told = format!("[volume.scratch] is not served until {next}");
     assert!(daemon.log().contains(&told), "{}", daemon.log());
     let differs = ask(&daemon, &["config", "diff"]).out;
-    assert_eq!(differs, format!("volume.scratch: nothing runs, the files say a section ({next})\n"));
+    assert_eq!(differs, format!("volume.scratch: nothing is in force, a section is in the files ({next})\n"));
     let timeout = json(&done(&daemon, &["get", "scratch", "freeze_timeout", "--json"]));
     assert_eq!(timeout["options"][0]["origin"].as_str(), Some("default"), "{timeout}");
     assert_eq!(daemon.stop().0, 0);

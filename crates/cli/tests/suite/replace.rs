@@ -179,12 +179,12 @@ fn a_replacement_goes_on_after_a_kill_and_can_be_cancelled() {
         "the same one"
     );
     let third = site.images.blank("third", CACHE_BYTES);
-    refused(&daemon, &["replace", "fast", "--with", &third], 3, "on their way to");
+    refused(&daemon, &["replace", "fast", "--with", &third], 3, "its volumes are already moving to");
     // Volumes begin to leave when the new cache is open.
     daemon.wait_for("media leaves", |status| {
         status["jobs"].as_array().is_some_and(|jobs| jobs.iter().any(|job| job["volume"] == "media"))
     });
-    refused(&daemon, &["flush", "media"], 3, "replace goes on there");
+    refused(&daemon, &["flush", "media"], 3, "its replace is still running (job ");
     let late = ask(&daemon, &["replace", "fast", "--with", &site.new, "--timeout", "1s"]);
     assert_eq!((late.exit, late.err.contains("`bcached cancel ")), (6, true), "{late:?}");
     let listed = daemon.status();
@@ -292,9 +292,9 @@ fn what_cannot_be_replaced_is_refused() {
     assert_eq!(bcached(&["make", "-b", "64k", "-B", &other]).exit, 0);
     refuse(&other, 3, "--wipe-bcache");
     done(&daemon, &["add", "swapped", "--size", "1M"]);
-    refuse(&site.new, 3, "lives in it alone");
+    refuse(&site.new, 3, "is in it: there is no backing device that its data could go to");
     done(&daemon, &["remove", "swapped"]);
-    refuse(&site.new, 3, "lives in it alone");
+    refuse(&site.new, 3, "is in it: there is no backing device that its data could go to");
     done(&daemon, &["forget", "swapped", "--accept-loss", "1M"]);
     assert!(
         !site.kept().contains("former") && bytes(&site.new).iter().all(|byte| *byte == 0),
@@ -452,7 +452,7 @@ fn a_volume_with_dirty_data_stays_with_a_former_cache_that_has_failed() {
     drop(new);
     daemon.wait_for("it says why", |status| {
         let jobs = status["jobs"].as_array().cloned().unwrap_or_default();
-        jobs.iter().any(|job| job["blocked_by"] == "data of media is dirty in a cache that has failed")
+        jobs.iter().any(|job| job["blocked_by"] == "media has dirty data in a cache that has failed")
     });
     let media = volume(&daemon.status(), "media");
     let found = (media["state"].as_str(), media["cache"].as_str(), media["attached"].as_bool());
@@ -492,7 +492,7 @@ fn a_dead_cache_is_replaced_when_its_volumes_are_on_the_new_device() {
     };
     daemon.wait_for("without it", |status| are(status, "state", &"degraded".into()));
     let planned = done(&daemon, &["replace", "fast", "--with", &site.new, "--dry-run"]);
-    assert!(planned.contains("with a UUID that is drawn then"), "{planned}");
+    assert!(planned.contains("with a UUID that is chosen then"), "{planned}");
 
     let replaced = done(&daemon, &["replace", "fast", "--with", &site.new]);
     let status = daemon.status();
@@ -589,7 +589,8 @@ fn a_cache_of_small_buckets_is_replaced_by_another() {
         "version = 1\n[cache.fast]\ndevice = {old:?}\n[volume.tank]\nbacking = {tank:?}\n"
     ));
     let daemon = Daemon::configured(&images);
-    let least = "a set has 513 buckets at least, and none of less than 16 KiB are chosen here";
+    let least =
+        "a set needs at least 513 buckets, and the smallest that are chosen automatically have 16 KiB";
     refused(&daemon, &["replace", "fast", "--with", &small, "--dry-run"], 2, least);
     done(&daemon, &["replace", "fast", "--with", &new]);
     let shown = json(&bcached(&["show", "--json", &new]).out);

@@ -96,15 +96,15 @@ fn a_device_that_has_grown_is_taken_up_while_it_is_served() {
     let site = Site::new();
     let daemon = site.start();
     let before = site.write(&daemon, 20 * MIB, 1);
-    assert_eq!(done(&daemon, &["grow", "media"]), "media: it is 20 MiB large already\n");
+    assert_eq!(done(&daemon, &["grow", "media"]), "media: its size is 20 MiB already\n");
     // Its end is not on a block boundary.
     site.resize_device(24 * MIB + 1024);
     assert_eq!(
         done(&daemon, &["grow", "media", "--dry-run"]),
-        "media: would be 24 MiB (25166848 bytes) large\n"
+        "media: its size would become 24 MiB (25166848 bytes)\n"
     );
     assert_eq!(size(&daemon), 20 * MIB);
-    assert_eq!(done(&daemon, &["grow", "media"]), "media: it is 24 MiB (25166848 bytes) large\n");
+    assert_eq!(done(&daemon, &["grow", "media"]), "media: its size is 24 MiB (25166848 bytes)\n");
     assert_eq!(size(&daemon), 24 * MIB + 1024);
     let found = site.read(&daemon);
     assert!(found[..before.len()] == before[..] && found[before.len()..].iter().all(|byte| *byte == 0));
@@ -139,7 +139,7 @@ fn a_volume_that_has_shrunk_stays_so_until_it_grows() {
     let dry = ["shrink", "media", "--size", "12M", "--dry-run"];
     let planned = done(&daemon, &dry);
     assert!(
-        planned.ends_with(" behind 12 MiB would be written back, then it would be 12 MiB large\n"),
+        planned.ends_with(" beyond 12 MiB would be written back, then its size would become 12 MiB\n"),
         "{planned}"
     );
     // Under load some of it may have bypassed the cache.
@@ -148,8 +148,8 @@ fn a_volume_that_has_shrunk_stays_so_until_it_grows() {
     let (behind, dirty) = (behind.expect("a number"), dirty.expect("a number"));
     assert!(0 < behind && behind <= 8 * MIB && behind < dirty, "{behind} of {dirty}");
     assert_eq!((site.kept().as_str(), size(&daemon)), ("", 20 * MIB));
-    assert_eq!(done(&daemon, &["shrink", "media", "--size", "12M"]), "media: it is 12 MiB large\n");
-    assert_eq!(done(&daemon, &["shrink", "media", "--size", "12M"]), "media: it is 12 MiB large already\n");
+    assert_eq!(done(&daemon, &["shrink", "media", "--size", "12M"]), "media: its size is 12 MiB\n");
+    assert_eq!(done(&daemon, &["shrink", "media", "--size", "12M"]), "media: its size is 12 MiB already\n");
     assert!(site.kept().contains("size = \"12M\""), "{}", site.kept());
     assert_eq!(
         volume(&daemon)["dirty_bytes"].as_u64(),
@@ -165,10 +165,10 @@ fn a_volume_that_has_shrunk_stays_so_until_it_grows() {
     let daemon = site.start();
     assert_eq!((size(&daemon), site.read(&daemon).len()), (12 * MIB, behind), "the device is still longer");
     site.resize_device(12 * MIB);
-    assert_eq!(done(&daemon, &["flush", "media"]), "media: what was dirty is written back\n");
+    assert_eq!(done(&daemon, &["flush", "media"]), "media: its dirty data is written back\n");
     assert_eq!(volume(&daemon)["state"].as_str(), Some("served"), "{}", volume(&daemon));
     site.resize_device(20 * MIB);
-    assert_eq!(done(&daemon, &["grow", "media"]), "media: it is 20 MiB large\n");
+    assert_eq!(done(&daemon, &["grow", "media"]), "media: its size is 20 MiB\n");
     assert!(!site.kept().contains("size"), "{}", site.kept());
     let found = site.read(&daemon);
     assert!(
@@ -194,7 +194,7 @@ fn a_shrink_goes_on_after_a_kill_and_can_be_cancelled() {
     daemon.fail_writes_beyond(OFFSET);
     let job = json(&done(&daemon, &["shrink", "media", "--size", "12M", "--no-wait", "--json"]));
     let id = job["id"].as_u64().expect("a number").to_string();
-    refused(&daemon, &["detach", "media"], 3, "shrink goes on there");
+    refused(&daemon, &["detach", "media"], 3, "its shrink is still running (job ");
     assert_eq!(done(&daemon, &["cancel", &id]), "media: shrink was cancelled\n");
     assert_eq!((site.kept().contains("size"), size(&daemon)), (false, 20 * MIB));
     assert!(site.read(&daemon) == data, "nothing is lost");
@@ -227,10 +227,20 @@ fn what_cannot_be_resized_is_refused_in_a_sentence() {
         &daemon,
         &shrink("30M"),
         2,
-        "it is 20 MiB large; `bcached grow media` takes up a device that has grown",
+        "its size is only 20 MiB; `bcached grow media` gives it the size of a device that has grown",
     );
-    refused(&daemon, &shrink("10000001"), 2, "one block of 4 KiB or several; `--size 9764k` would do");
-    refused(&daemon, &shrink("0"), 2, "one block of 4 KiB or several; `--size 4k` would do");
+    refused(
+        &daemon,
+        &shrink("10000001"),
+        2,
+        "a whole number of blocks of 4 KiB, at least one; `--size 9764k` is possible",
+    );
+    refused(
+        &daemon,
+        &shrink("0"),
+        2,
+        "a whole number of blocks of 4 KiB, at least one; `--size 4k` is possible",
+    );
     refused(&daemon, &shrink("1MB"), 2, "`1MB` is not a size");
     refused(&daemon, &["shrink", "nothing", "--size", "1M"], 2, "nothing is called `nothing`");
     refused(&daemon, &["grow", "nothing"], 2, "nothing is called `nothing`");
@@ -240,7 +250,7 @@ fn what_cannot_be_resized_is_refused_in_a_sentence() {
         &daemon,
         &["grow", "media"],
         4,
-        "has room for 10 MiB and the volume is 20 MiB large; give the device its size back",
+        "has room for 10 MiB only, and the volume is 20 MiB large; restore the device's former size",
     );
     site.resize_device(20 * MIB);
     assert!(size(&daemon) == 20 * MIB && !site.kept().contains("size"));
@@ -266,7 +276,8 @@ fn a_volume_in_use_grows_and_does_not_shrink() {
     daemon.wait_for("a client", |status| status["clients"].as_array().is_some_and(|all| !all.is_empty()));
     refused(&daemon, &["shrink", "media", "--size", "12M"], 3, "cannot shrink media now: it is in use by");
     site.resize_device(24 * MIB);
-    let told = "media: it is 24 MiB large\nmedia: who is connected sees the new size when connecting again\n";
+    let told =
+        "media: its size is 24 MiB\nmedia: clients that are connected see the new size when they reconnect\n";
     assert_eq!(done(&daemon, &["grow", "media"]), told);
     client.stdin.take().expect("piped").write_all(b"write 0 4096\nq\n").expect("it listens");
     let ended = client.wait_with_output().expect("ends");
@@ -283,7 +294,7 @@ fn a_size_in_the_configuration_is_a_limit() {
     site.configure("size = \"8M\"\n");
     let daemon = site.start();
     assert_eq!(size(&daemon), 8 * MIB);
-    let told = "media: it is 8 MiB large already\nmedia: the configuration says `size = \"8M\"`, and the device has room for 20 MiB\n";
+    let told = "media: its size is 8 MiB already\nmedia: the configuration limits it (`size = \"8M\"`); the device has room for 20 MiB\n";
     assert_eq!(done(&daemon, &["grow", "media"]), told);
     assert_eq!(daemon.stop().0, 0);
     // A regression: it was stored as if by `set`, and later changes in the user's file had no
@@ -297,6 +308,37 @@ fn a_size_in_the_configuration_is_a_limit() {
     assert_eq!(daemon.stop().0, 0);
 }
 
+/// The words that ask for another size of the flash-only volume.
+fn sized<'a>(verb: &'a str, size: &'a str) -> [&'a str; 4] {
+    [verb, "scratch", "--size", size]
+}
+
+/// Tries names and sizes of a flash-only volume of 4 MiB that are refused.
+fn cannot_be_added_or_grown(daemon: &Daemon) {
+    for name in ["a\u{202e}b", " ", "a\n"] {
+        refused(
+            daemon,
+            &["add", name, "--size", "4M"],
+            2,
+            "an invisible character in it, or begin or end with a blank",
+        );
+    }
+    refused(daemon, &["grow", "scratch"], 2, "its new size is not given; the largest that fits is `--size ");
+    refused(
+        daemon,
+        &sized("grow", "1M"),
+        2,
+        "its size is already 4 MiB; `bcached shrink scratch --size 1M` makes",
+    );
+    refused(daemon, &sized("grow", "10000001"), 2, "a whole number of blocks of 4 KiB, at least one");
+    refused(
+        daemon,
+        &sized("grow", "1G"),
+        3,
+        "beside its dirty data and the space promised to other volumes; the largest",
+    );
+}
+
 /// Its size is stored in the cache: no device determines it, and data past the new end exists
 /// nowhere else.
 #[test]
@@ -307,40 +349,36 @@ fn a_volume_in_the_cache_alone_gets_another_size() {
     let site = Site::new();
     let daemon = site.start();
     done(&daemon, &["add", "scratch", "--size", "4M"]);
-    for name in ["a\u{202e}b", " ", "a\n"] {
-        refused(&daemon, &["add", name, "--size", "4M"], 2, "no character that cannot be seen, and no blank");
-    }
-    let words = |verb, size| [verb, "scratch", "--size", size];
-    refused(&daemon, &["grow", "scratch"], 2, "its new size is not said; the largest that fits is `--size ");
-    refused(&daemon, &words("grow", "1M"), 2, "it is 4 MiB large; `bcached shrink scratch --size 1M` makes");
-    refused(&daemon, &words("grow", "10000001"), 2, "one block of 4 KiB or several");
-    refused(
-        &daemon,
-        &words("grow", "1G"),
-        3,
-        "beside what is dirty and what others in it were promised; the largest",
-    );
-    let dry = done(&daemon, &[&words("grow", "6M")[..], &["--dry-run"]].concat());
-    assert_eq!(dry, "scratch: would be 6 MiB large\n");
-    assert_eq!(done(&daemon, &words("grow", "6M")), "scratch: it is 6 MiB large\n");
-    assert_eq!(done(&daemon, &words("grow", "6M")), "scratch: it is 6 MiB large already\n");
+    cannot_be_added_or_grown(&daemon);
+    let dry = done(&daemon, &[&sized("grow", "6M")[..], &["--dry-run"]].concat());
+    assert_eq!(dry, "scratch: its size would become 6 MiB\n");
+    assert_eq!(done(&daemon, &sized("grow", "6M")), "scratch: its size is 6 MiB\n");
+    assert_eq!(done(&daemon, &sized("grow", "6M")), "scratch: its size is 6 MiB already\n");
     let data = pattern(usize::try_from(6 * MIB).expect("small"), 1);
     fill(&site.images, &daemon, "scratch", &data);
     daemon.kill();
 
     let daemon = site.start();
     assert!(content(&site.images, &daemon, "scratch") == data, "larger, after a crash too");
-    refused(&daemon, &words("shrink", "8M"), 2, "it is 6 MiB large; `bcached grow scratch --size 8M` makes");
-    refused(&daemon, &words("shrink", "0"), 2, "one block of 4 KiB or several");
-    let next = "and is nowhere else; discard what is not needed there, or give it up with `--accept-loss 2M`";
-    let loss = format!("2 MiB of it behind 4 MiB would be lost, {next}");
-    refused(&daemon, &words("shrink", "4M"), 3, &loss);
-    let loss = format!("2 MiB of it behind 4 MiB would be lost, more than the 1 MiB accepted, {next}");
-    refused(&daemon, &[&words("shrink", "4M")[..], &["--accept-loss", "1M"]].concat(), 3, &loss);
+    refused(
+        &daemon,
+        &sized("shrink", "8M"),
+        2,
+        "its size is only 6 MiB; `bcached grow scratch --size 8M` makes",
+    );
+    refused(&daemon, &sized("shrink", "0"), 2, "a whole number of blocks of 4 KiB, at least one");
+    let next = "discard what is not needed there, or give it up with `--accept-loss 2M`";
+    let loss = format!("2 MiB of data beyond 4 MiB, which exists nowhere else, would be lost; {next}");
+    refused(&daemon, &sized("shrink", "4M"), 3, &loss);
+    let loss = format!(
+        "2 MiB of data beyond 4 MiB, which exists nowhere else, would be lost, more than the 1 MiB accepted; {next}"
+    );
+    refused(&daemon, &[&sized("shrink", "4M")[..], &["--accept-loss", "1M"]].concat(), 3, &loss);
     assert!(content(&site.images, &daemon, "scratch") == data, "nothing is lost");
     let list = site.images.path("list.json").display().to_string();
-    let smaller = [&words("shrink", "4M")[..], &["--accept-loss", "2M", "--lost-ranges", &list]].concat();
-    let would = format!("scratch: would be 4 MiB large: 2 MiB would be lost; {list} says which\n");
+    let smaller = [&sized("shrink", "4M")[..], &["--accept-loss", "2M", "--lost-ranges", &list]].concat();
+    let would =
+        format!("scratch: its size would become 4 MiB: 2 MiB would be lost; {list} lists the ranges\n");
     assert_eq!(done(&daemon, &[&smaller[..], &["--dry-run"]].concat()), would);
     let smaller = json(&done(&daemon, &[&smaller[..], &["--json"]].concat()));
     assert_eq!(
@@ -351,8 +389,8 @@ fn a_volume_in_the_cache_alone_gets_another_size() {
     let range = (lost["ranges"][0]["start_bytes"].as_u64(), lost["ranges"][0]["length_bytes"].as_u64());
     assert_eq!((range, &lost["ranges"][1]), ((Some(4 * MIB), Some(2 * MIB)), &serde_json::Value::Null));
     assert_eq!(
-        done(&daemon, &words("shrink", "4M")),
-        "scratch: it is 4 MiB large\n",
+        done(&daemon, &sized("shrink", "4M")),
+        "scratch: its size is 4 MiB\n",
         "it asks for nothing more"
     );
     assert_eq!(daemon.stop().0, 0);
@@ -360,12 +398,12 @@ fn a_volume_in_the_cache_alone_gets_another_size() {
     let daemon = site.start();
     let four = usize::try_from(4 * MIB).expect("small");
     assert!(content(&site.images, &daemon, "scratch") == data[..four], "what it keeps is there");
-    done(&daemon, &words("grow", "6M"));
+    done(&daemon, &sized("grow", "6M"));
     let grown = content(&site.images, &daemon, "scratch");
     assert!(grown.len() > four && grown[four..].iter().all(|byte| *byte == 0), "it does not come back");
     assert_eq!(daemon.stop().0, 0);
     let checked = bcached(&["check", &site.fast, "--backing", &site.tank]).out;
-    assert!(checked.contains(" 2 volumes, 0 B dirty, 4 MiB of volumes that live here alone\n"), "{checked}");
+    assert!(checked.contains(" 2 volumes, 0 B dirty, 4 MiB of flash-only volumes\n"), "{checked}");
 }
 
 /// A shrink cancelled before the first data is given up loses nothing. Until then new clients are
@@ -389,8 +427,8 @@ fn a_shrink_that_loses_data_can_be_cancelled() {
     assert_eq!(common::run(tool("mkfifo").arg(&pipe)).exit, 0);
     let job = json(&done(&daemon, &[&words[..], &["--no-wait", "--json"]].concat()));
     let number = job["id"].to_string();
-    refused(&daemon, &["shrink", "scratch", "--size", "2M"], 3, "shrink to 4 MiB goes on there (job ");
-    refused(&daemon, &["grow", "scratch", "--size", "8M"], 3, "goes on there (job ");
+    refused(&daemon, &["shrink", "scratch", "--size", "2M"], 3, "its shrink to 4 MiB is still running (job ");
+    refused(&daemon, &["grow", "scratch", "--size", "8M"], 3, "is still running (job ");
     let size = |daemon: &Daemon| common::run(tool("nbdinfo").args(["--size", &daemon.uri("scratch")])).out;
     assert_eq!(size(&daemon), format!("{}\n", 4 * MIB));
     let cancelled = std::thread::scope(|scope| {
@@ -416,6 +454,6 @@ fn a_shrink_that_loses_data_can_be_cancelled() {
         "none of it is lost; leave that",
     );
     let done = done(&daemon, &words);
-    assert_eq!(done, format!("scratch: it is 4 MiB large: 2 MiB are lost; {name} says which\n"));
+    assert_eq!(done, format!("scratch: its size is 4 MiB: 2 MiB is lost; {name} lists the ranges\n"));
     assert_eq!(daemon.stop().0, 0);
 }

@@ -23,7 +23,7 @@ fn a_daemon_that_may_open_too_few_files_does_not_start() {
     let ran = run(&mut limited(&command, "ulimit -n 20"));
     assert_eq!((ran.exit, ran.out.as_str()), (4, ""), "{ran:?}");
     assert!(
-        ran.err.contains("too few open files are allowed: 20") && ran.err.contains("LimitNOFILE="),
+        ran.err.contains("the limit of 20 open files is too low") && ran.err.contains("LimitNOFILE="),
         "{ran:?}"
     );
 }

@@ -107,7 +107,7 @@ fn a_cache_is_overwritten_only_if_nothing_dirty_is_in_it() {
     let wipe = ["make", "-b", "64k", "-C", &cache, "--wipe-bcache"];
     let asked = bcached(&wipe[..5]);
     assert_eq!(
-        (asked.exit, asked.err.contains("nothing dirty is in it: --wipe-bcache")),
+        (asked.exit, asked.err.contains("it holds no dirty data: --wipe-bcache")),
         (3, true),
         "{asked:?}"
     );
@@ -122,7 +122,11 @@ fn a_cache_is_overwritten_only_if_nothing_dirty_is_in_it() {
     assert_eq!((exit, log.contains("dirty stays on cache; keep them together")), (0, true), "{log}");
     let before = bytes(&cache);
     let refused = bcached(&wipe);
-    assert_eq!((refused.exit, refused.err.contains(" of dirty data are in it")), (3, true), "{refused:?}");
+    assert_eq!(
+        (refused.exit, refused.err.contains(" of dirty data; serve it with its backing devices")),
+        (3, true),
+        "{refused:?}"
+    );
     assert!(bytes(&cache) == before, "nothing is written");
 
     let clean = images.blank("clean", CACHE_BYTES);
@@ -173,7 +177,7 @@ fn what_is_to_be_logged_is_understood_or_told() {
     command.env("BCACHED_LOG", "verbose");
     let (exit, log) = Daemon::start_command(&images, command).stop();
     assert_eq!(exit, 0, "{log}");
-    assert!(log.contains("warning: BCACHED_LOG: `verbose` is not understood"), "{log}");
+    assert!(log.contains("warning: BCACHED_LOG: `verbose` is not a level"), "{log}");
     assert!(log.contains("event=cache-opened"), "{log}");
 }
 
@@ -231,11 +235,11 @@ fn what_cannot_be_served_is_refused_and_not_written() {
     let blank = images.blank("blank", 20 << 20);
     let (c, b, blank) = (cache.as_str(), backing.as_str(), blank.as_str());
     refuses(&["--cache", blank], &[blank], 2, "it has no bcache superblock");
-    refuses(&["--cache", b], &[b], 2, "it is a backing device; name it as such (--backing)");
+    refuses(&["--cache", b], &[b], 2, "it is a backing device; name it with --backing");
     refuses(&["--cache", "/nonexistent"], &[], 4, "it does not exist");
-    refuses(&["--cache", "UUID=12345678-1234-1234-1234-123456789abc"], &[], 4, "no device has the UUID");
-    refuses(&["--cache", "UUID=x"], &[], 2, "holds no UUID");
-    refuses(&["--export", "dev:0", "--cache", c], &[c], 2, "which names them: write dev");
+    refuses(&["--cache", "UUID=12345678-1234-1234-1234-123456789abc"], &[], 4, "no device has UUID=");
+    refuses(&["--cache", "UUID=x"], &[], 2, "contains no UUID");
+    refuses(&["--export", "dev:0", "--cache", c], &[c], 2, "the kernel names its devices: write only dev");
     if !std::path::Path::new("/dev/ublk-control").exists() {
         refuses(&["--export", "ublk", "--cache", c], &[c], 4, "load the module (modprobe ublk_drv");
     }
@@ -321,11 +325,11 @@ fn a_refused_command_line_has_written_to_no_device() {
     };
     refuses_second("--backing", link, 3, "this process has opened it already, perhaps by another path");
     refuses_second("--backing", copy, 3, "one is a copy of the other");
-    refuses_second("--backing", &elsewhere, 3, "which is not this one");
+    refuses_second("--backing", &elsewhere, 3, "the backing device is attached to another cache set");
     refuses_second("--backing", &small, 2, "bcached make --for");
     refuses_second("--cache", twin, 3, "one is a copy of the other");
     reseal(&elsewhere, common::STATE, common::DIRTY);
-    refuses_second("--backing", &elsewhere, 3, "the backing device has dirty data in cache set");
+    refuses_second("--backing", &elsewhere, 3, "the backing device has dirty data in another cache set");
     let other = images.blank("other", CACHE_BYTES);
     assert_eq!(bcached(&["make", "-b", "64k", "-C", &other]).exit, 0);
     let two = ["--cache", &cache, "--cache", &other, "--backing", &elsewhere];
@@ -480,7 +484,7 @@ fn the_log_says_what_became_of_a_note() {
 
     let daemon = Daemon::start(&images, &words);
     let line = told(&daemon.log()).expect("a line");
-    assert!(line.contains("that a former process left: they are replayed"), "{line}");
+    assert!(line.contains("left by an earlier process: they are replayed"), "{line}");
     assert_eq!(daemon.stop().0, 0);
     // Put back, it is a note of a session that is over.
     std::fs::write(&note, kept).expect("a file");

@@ -84,7 +84,7 @@ fn says_what_does_not_match() {
     assert_eq!((ran.exit, ran.err.contains("is not a bcache device: bad magic")), (2, true), "{ran:?}");
     let ran = compare(&with(30, &[0]), false);
     assert_eq!(
-        (ran.exit, ran.err.contains("is damaged: bad magic; -f shows it nevertheless")),
+        (ran.exit, ran.err.contains("is damaged: bad magic; -f shows it anyway")),
         (4, true),
         "{ran:?}"
     );

@@ -84,7 +84,7 @@ fn a_stop_names_what_stays_dirty_and_says_how_it_has_ended() {
     let again = ask(&daemon, &["stop"]);
     assert_eq!(
         (again.exit, again.out.as_str()),
-        (0, "no daemon answers: nothing is to be stopped\n"),
+        (0, "no daemon answers: there is nothing to stop\n"),
         "{again:?}"
     );
     assert!(again.err.contains(daemon.control()), "it may be the wrong socket: {again:?}");
@@ -149,7 +149,7 @@ fn a_stop_waits_for_clients_and_is_joined() {
     for _ in 0..2 {
         let limited = ask(&daemon, &["stop", "--timeout", "1s"]);
         assert_eq!(
-            (limited.exit, limited.err.contains("has not stopped yet, and goes on: up to 300 s for: ")),
+            (limited.exit, limited.err.contains("is still stopping: waiting up to 300 s for clients: ")),
             (6, true),
             "{limited:?}"
         );
@@ -175,7 +175,7 @@ fn a_stop_that_fails_is_told() {
     daemon.fail_writes_beyond(4096);
     let failed = ask(&daemon, &["stop"]);
     assert_eq!((failed.exit, failed.err.contains("could not be stopped in order")), (4, true), "{failed:?}");
-    assert!(failed.err.contains("the next start recovers it"), "{failed:?}");
+    assert!(failed.err.contains("the next start recovers the set"), "{failed:?}");
     assert_eq!(daemon.stop().0, 4);
 }
 
@@ -196,7 +196,7 @@ fn a_stopped_volume_is_not_served_until_it_is_added_or_the_daemon_starts() {
     let planned = done(&daemon, &["stop", "media", "--dry-run"]);
     assert_eq!(
         planned,
-        "media: would not be served until the next start, and 2 MiB dirty would stay in its cache\n"
+        "media: would not be served until the next start; 2 MiB of dirty data would stay in its cache\n"
     );
     assert_eq!(state(&daemon), "served");
     let told = done(&daemon, &["stop", "media"]);
@@ -209,7 +209,12 @@ fn a_stopped_volume_is_not_served_until_it_is_added_or_the_daemon_starts() {
     assert_eq!(ask(&daemon, &["status"]).exit, 1, "it is configured, and not served");
     let waited = ask(&daemon, &["wait", "media", "--for", "served"]);
     assert_eq!((waited.exit, waited.err.contains("media is not served")), (1, true), "{waited:?}");
-    refused(&daemon, &["flush", "media"], 4, "somebody has stopped it; `bcached add media` serves it again");
+    refused(
+        &daemon,
+        &["flush", "media"],
+        4,
+        "it was stopped on request; `bcached add media` serves it again",
+    );
     let copied = common::run(tool("nbdcopy").arg(daemon.uri("media")).arg(site.images.path("found")));
     assert!(copied.exit != 0, "{copied:?}");
     assert!(!site.images.path("config.d/99-set.toml").exists(), "nothing is kept of it");

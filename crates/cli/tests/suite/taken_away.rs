@@ -114,7 +114,7 @@ fn a_socket_whose_place_somebody_else_has_taken_is_told_of() {
     daemon.wait_for("the socket is missed", |status| {
         warnings(status).iter().any(|told| told.contains("nbd.sock"))
     });
-    assert!(done_unwell(&daemon).contains("nobody else reaches the daemon there"));
+    assert!(done_unwell(&daemon).contains("new clients cannot reach the daemon there"));
     assert_eq!(std::fs::read(&socket).unwrap(), b"precious");
     std::fs::remove_file(&socket).unwrap();
     daemon.wait_for("it is bound again", |status| warnings(status).is_empty());

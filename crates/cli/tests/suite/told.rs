@@ -122,7 +122,7 @@ fn a_size_in_a_refusal_can_be_asked_for() {
     refused(&daemon, &["shrink", "tank", "--size", "20 MiB"], 2, sentence);
     assert_eq!(
         done(&daemon, &["shrink", "tank", "--size", "20963328"]),
-        "tank: it is 20 MiB (20963328 bytes) large already\n"
+        "tank: its size is 20 MiB (20963328 bytes) already\n"
     );
 }
 

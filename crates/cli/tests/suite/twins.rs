@@ -25,7 +25,7 @@ fn a_uuid_that_two_devices_carry_names_neither() {
     let ran = run(&mut Daemon::command(&images, "run", &["--cache", &name]));
     assert_eq!(ran.exit, 3, "{ran:?}");
     assert!(ran.err.contains(&original.0) && ran.err.contains(&snapshot.0), "both are named: {ran:?}");
-    assert!(ran.err.contains("name the one that is meant by its path"), "{ran:?}");
+    assert!(ran.err.contains("name the right one by its path"), "{ran:?}");
     assert!(bytes(&cache) == bytes(copy), "nothing was written");
 
     drop(snapshot);
@@ -68,7 +68,7 @@ fn a_copy_of_a_cache_is_named_beside_its_original() {
     assert_eq!((one["state"].as_str(), two["state"].as_str()), (Some("open"), Some("failed")), "{status}");
     let why = two["reason"].as_str().unwrap_or_default();
     let are_named =
-        why.contains(&original) && why.contains(copy) && why.contains("two devices bear the same UUID");
+        why.contains(&original) && why.contains(copy) && why.contains("two devices have the same UUID");
     assert!(are_named && !why.contains("daemon"), "{why}");
     assert_eq!(daemon.stop().0, 0);
 }

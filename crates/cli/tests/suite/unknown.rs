@@ -68,13 +68,14 @@ fn no_command_says_that_nothing_is_dirty_where_nobody_knows() {
     let at = places(&fast);
     let whole = common::bytes(&fast);
     let unknown = "Amount of dirty data unknown; tank's superblock says dirty.";
-    let nobodys = "1 MiB dirty, and the volume table does not say whose it is; tank's superblock says dirty.";
+    let nobodys =
+        "1 MiB dirty, of volumes that the volume table does not name; tank's superblock says dirty.";
     for (what, (offset, length), verdict, dirty) in [
         ("superblock", (4096 + 100, 64), "superblock unreadable", unknown),
         ("journal", at.journal, "journal unreadable", unknown),
         ("priorities", (at.prios, BUCKET), "generations of the buckets unreadable", unknown),
         ("root", (at.root, 4096), "root node unreadable", unknown),
-        ("volume table", (at.uuids, BUCKET), "volume table not the one that was written", nobodys),
+        ("volume table", (at.uuids, BUCKET), "volume table differs from the one that was written", nobodys),
     ] {
         patch(&fast, offset, &vec![0x5a; usize::try_from(length).expect("small")]);
         let ran = bcached(&["check", &fast, "--backing", &tank]);
@@ -125,7 +126,8 @@ fn served(images: &Images, what: &str) {
         assert!(!status.out.contains("csum") && !status.out.contains("btree node"), "{what}: {status:?}");
         assert!(daemon.log().contains("event=set-damaged"), "{what}: {}", daemon.log());
     }
-    let told = "the backing device says dirty, so its newest data is in that cache; how much is not known";
+    let told = "the backing device's superblock says dirty, so the newest data is in that cache; the amount is \
+                unknown";
     assert!(status.out.contains(told), "{what}: {status:?}");
 }
 

@@ -151,9 +151,9 @@ fn nobody_is_told_to_cancel_what_cannot_be_cancelled() {
     assert!(told, "{waits:?}");
     let listed = done(&daemon, &["list"]);
     assert!(listed.lines().any(|line| line.starts_with("busy: detach, 0%")), "{listed}");
-    assert!(listed.contains("write-back meets trouble"), "{listed}");
+    assert!(listed.contains("write-back fails at"), "{listed}");
     assert_eq!(done(&daemon, &["cancel", &number]), "busy: detach was cancelled\n");
-    refused(&daemon, &["cancel", "77"], 2, "there is no job 77; `bcached status` shows those that go on");
+    refused(&daemon, &["cancel", "77"], 2, "there is no job 77; `bcached status` shows the running jobs");
 }
 
 /// A regression: a device under another name was accepted by the dry run and then refused, and its
@@ -188,7 +188,7 @@ fn a_wait_for_a_detach_that_nobody_has_begun_says_so() {
     images.configure_pair(CACHE_BYTES, 20 * MIB, "");
     let daemon = Daemon::configured(&images);
     let wait = ["wait", "tank", "--for", "detached", "--timeout", "1s"];
-    refused(&daemon, &wait, 6, "nobody has asked for that: `bcached detach tank`");
+    refused(&daemon, &wait, 6, "no detach was requested: run `bcached detach tank`");
     refused(&daemon, &["shrink", "tank", "--size", "-5"], 2, "`-5` is not a size");
     // A setting that keeps dirty data from being written back is visible.
     assert!(!done(&daemon, &["status"]).contains("write-back is off"));
@@ -201,6 +201,6 @@ fn a_wait_for_a_detach_that_nobody_has_begun_says_so() {
     done(&daemon, &["detach", "tank"]);
     assert!(!done(&daemon, &["status"]).contains("write-back is off"));
     done(&daemon, &["attach", "tank"]);
-    assert_eq!(done(&daemon, &["config", "diff"]), "what runs is what the files say\n");
+    assert_eq!(done(&daemon, &["config", "diff"]), "the running configuration is that of the files\n");
     assert_eq!(daemon.stop().0, 0);
 }

@@ -125,7 +125,7 @@ fn every_verb_says_what_is_the_matter_in_every_state_of_a_cache() {
     // status`. And a volume without a cache cannot be detached.
     let attach = ["attach", "free", "--cache", "waiting"];
     refused(&daemon, &attach, 4, "the cache waiting is not open: cannot use");
-    refused(&daemon, &attach, 4, "it does not exist; check the name, or that the device is connected");
+    refused(&daemon, &attach, 4, "it does not exist; check the name, and that the device is connected");
     // A volume that is served without its cache is not abandoned.
     refused(
         &daemon,

@@ -145,7 +145,10 @@ fn sockets_have_their_groups() {
     assert_eq!(file("monitor.sock").gid(), own, "which is for looking only");
     configure(nbd, machines + 1);
     let differs = ask(&daemon, &["config", "diff"]).out;
-    let line = format!("vhost-user.group: {machines} runs, the files say {} (the next start)", machines + 1);
+    let line = format!(
+        "vhost-user.group: {machines} is in force, {} is in the files (the next start)",
+        machines + 1
+    );
     assert!(differs.contains(&line), "{differs}");
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 0, "{log}");
@@ -158,7 +161,7 @@ fn sockets_have_their_groups() {
     let serve = Daemon::command(&images, "run", &["--config", config.to_str().expect("text")]);
     let ran = run_without_chown(serve, is_root);
     let sentence =
-        "nbd.sock may not be given its group: that is for root (CAP_CHOWN), and for who is in the group";
+        "nbd.sock cannot be given its group: only root (CAP_CHOWN) and members of the group may do that";
     assert!(ran.exit == 4 && ran.err.contains(sentence), "{ran:?}");
     assert!(!images.path("run/nbd.sock").exists());
 }
@@ -184,13 +187,15 @@ fn a_way_that_cannot_be_had_ends_the_start() {
     let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
     let taken = images.path("taken");
     std::fs::write(&taken, "a file").expect("a file");
+    let missing = format!("{}/no/such", images.path("run").display());
+    let not_created = format!("cannot create {missing}: ");
     for (way, exit, sentence) in [
         (
             format!("vhost-user:{}", taken.display()),
             2,
-            "is to hold vhost-user sockets and is not a directory",
+            "is not a directory, so it cannot hold vhost-user sockets",
         ),
-        (format!("vhost-user:{}/no/such", images.path("run").display()), 4, "/no/such cannot be made"),
+        (format!("vhost-user:{missing}"), 4, not_created.as_str()),
         (format!("fuse:{}", taken.display()), 2, "is not a directory, so nothing can be mounted there"),
     ] {
         let words = ["--cache", &fast, "--backing", &tank, "--export", &way];

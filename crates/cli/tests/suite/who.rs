@@ -81,7 +81,7 @@ fn who_adds_a_volume_that_is_removed_meanwhile_hears_of_it() {
         let added = adds.join().expect("no panic");
         assert_eq!(added.exit, 4, "{added:?}");
         assert!(
-            added.err.contains("late was added, and is not served: somebody has removed it"),
+            added.err.contains("late was added, but is not served: another command has removed it"),
             "{added:?}"
         );
     });

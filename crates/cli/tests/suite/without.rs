@@ -148,7 +148,7 @@ fn a_cache_that_returns_gets_its_volumes_back() {
     fill(&site.images, &daemon, "media", &pattern(DATA_BYTES, 2));
     site.plug();
     daemon.wait_for("the cache has it again", is_home);
-    assert!(daemon.log().contains("media: its cache is back: it is attached"), "{}", daemon.log());
+    assert!(daemon.log().contains("media: its cache is back: attaching it"), "{}", daemon.log());
     site.expect(&daemon, "media", 2);
     fill(&site.images, &daemon, "media", &pattern(DATA_BYTES, 3));
     assert!(bytes(&site.media)[8192..][..DATA_BYTES] == pattern(DATA_BYTES, 2), "it is in the cache");
@@ -174,7 +174,7 @@ fn a_dirty_volume_waits_for_its_cache() {
     let pond = volume(&daemon, "pond");
     assert_eq!(pond["state"], "waiting", "{pond}");
     let reason = pond["reason"].as_str().unwrap_or_default();
-    let wanted = "which is missing; connect the cache's device; without it the volume holds old data";
+    let wanted = "which is missing; connect the cache's device; without the cache the volume holds old data";
     assert!(
         reason.starts_with("its newest data is in the cache set") && reason.ends_with(wanted),
         "{reason}"
@@ -208,7 +208,7 @@ fn a_clean_volume_is_served_without_a_cache_that_is_damaged() {
     );
     // A regression: it was reported as missing, with the advice to connect it.
     let why = media["reason"].as_str().unwrap_or_default();
-    let is_said = why.contains(") is there, and refused (cannot use ");
+    let is_said = why.contains(") is present, but refused (cannot use ");
     assert!(is_said && why.contains("`bcached check`") && !why.contains("missing"), "{media}");
     site.expect(&daemon, "media", 1);
     assert_eq!(state_of(&site.pond), "dirty");
@@ -234,7 +234,7 @@ fn a_clean_volume_of_several_caches_is_served_without_its_own_that_is_damaged() 
     let (media, pond) = (volume(&daemon, "media"), volume(&daemon, "pond"));
     let why = media["reason"].as_str().unwrap_or_default();
     assert!(
-        media["state"] == "degraded" && why.contains("its journal is damaged: there is no entry"),
+        media["state"] == "degraded" && why.contains("its journal is damaged: it has no valid entry"),
         "{media}"
     );
     let why = pond["reason"].as_str().unwrap_or_default();

@@ -45,7 +45,7 @@ pub static OPTIONS: &[Definition] = &[
             write: |options, value| options.replacement = value.and_then(policy),
             keep: |kept, value| kept.replacement = policy(value),
         },
-        "which clean data leaves the cache first: least recently used, first filled, any; kept in its superblock",
+        "which clean data is evicted first: least recently used, first filled, random; stored in the superblock",
     ),
     of_cache(
         "discard",
@@ -55,62 +55,62 @@ pub static OPTIONS: &[Definition] = &[
             write: |options, value| options.discard = value.and_then(flag),
             keep: |kept, value| kept.discard = flag(value),
         },
-        "buckets that hold nothing any more are discarded on the cache device; kept in its superblock",
+        "empty buckets are discarded on the cache device; stored in the superblock",
     ),
     of_cache(
         "congested_read_threshold_us",
         Kind::Number(0, NUMBER_MAX),
         time!(congested_read_threshold, as_micros, from_micros),
-        "reads of the cache device that take longer make large requests pass it by; 0: however long",
+        "while reads of the cache device take longer than this, large requests bypass it; 0: they never do",
     )
     .counting("microseconds"),
     of_cache(
         "congested_write_threshold_us",
         Kind::Number(0, NUMBER_MAX),
         time!(congested_write_threshold, as_micros, from_micros),
-        "the same of writes",
+        "the same for writes",
     )
     .counting("microseconds"),
     of_cache(
         "journal_delay_ms",
         Kind::Number(0, 65535),
         time!(journal_delay, as_millis, from_millis),
-        "how long changes of the index wait for a journal entry that nobody asks for",
+        "how long changes of the index wait in the open journal entry if no client flushes",
     )
     .counting("milliseconds"),
     of_cache(
         "io_error_limit",
         Kind::Number(0, NUMBER_MAX),
         set!(Number, io_error_limit),
-        "when so many operations of the cache device have failed nothing is added to it, and dirty data leaves it",
+        "after this many failed operations of the cache device, nothing is added to it and dirty data is written back",
     )
     .counting("errors"),
     of_cache(
         "io_error_halflife",
         Kind::Number(0, NUMBER_MAX),
         set!(Number, io_error_halflife),
-        "operations in which half of the counted errors are forgotten; 0: none are",
+        "number of operations after which half of the counted errors are forgotten; 0: none are",
     )
     .counting("operations"),
     of_cache(
         "cutoff_writeback",
         Kind::Number(1, 95),
         set!(Number, cutoff_writeback),
-        "when so much of the cache waits to be written back, writes go to the backing device too",
+        "when this much of the cache can be freed only by write-back, writes go to the backing device, too",
     )
     .counting("%"),
     of_cache(
         "cutoff_writeback_sync",
         Kind::Number(1, 95),
         set!(Number, cutoff_writeback_sync),
-        "the same of durable writes; below cutoff_writeback it means as much as that",
+        "the same for durable writes; if it is below cutoff_writeback, that applies",
     )
     .counting("%"),
     of_cache(
         "idle_max_writeback_rate",
         Kind::Flag,
         set!(Flag, idle_max_writeback_rate),
-        "dirty data leaves as fast as it goes when nobody has asked for anything for 30 s",
+        "after 30 s without a request, dirty data is written back as fast as the devices allow",
     ),
 ];
 

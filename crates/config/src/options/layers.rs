@@ -127,7 +127,7 @@ impl Layers {
                 option.flatten().map_or_else(String::new, |value| value.to_string())
             });
             let relation = if lower == "writeback_rate_minimum" { "not be above" } else { "be below" };
-            let what = format!("{lower} must {relation} {upper}, and they would be {one} and {other}");
+            let what = format!("{lower} must {relation} {upper}, but they would be {one} and {other}");
             Err(Contradiction { what, options: [lower, upper] })
         };
         let (low, mid, high) = (

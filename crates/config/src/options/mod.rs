@@ -174,75 +174,75 @@ pub static OPTIONS: &[Definition] = &[
         "cache_mode",
         Kind::Choice(&["writethrough", "writeback", "writearound", "none"]),
         Place::CacheMode,
-        "where a write goes, and when it is done; kept in the backing superblock",
+        "where a write goes, and when it is complete; stored in the backing superblock",
     ),
     Definition::of_kernel(
         "label",
         Kind::Text,
         Place::Label,
-        "the device's label, up to 32 bytes; kept there, and what the volume is called unless its section says",
+        "label of up to 32 bytes, stored on the device; the volume's name unless the configuration names it",
     ),
     Definition::of_kernel(
         "sequential_cutoff",
         Kind::Size,
         engine!(Size, sequential_cutoff),
-        "streams of at least so many bytes pass the cache by; 0: none does",
+        "streams of at least this many bytes bypass the cache; 0: none does",
     ),
     Definition::of_kernel(
         "writeback_running",
         Kind::Flag,
         engine!(Flag, writeback_running),
-        "write-back runs; 0 keeps what is dirty in the cache, but for `flush`, `detach` and whatever else asks for it by name",
+        "write-back runs; 0: dirty data stays in the cache until a command (`flush`, `detach`) writes it back",
     ),
     Definition::of_kernel(
         "writeback_percent",
         Kind::Number(0, 40),
         engine!(Number, writeback_percent),
-        "how much of the cache may stay dirty, all volumes together; 0 writes back at any rate",
+        "how much of the cache may be dirty, all volumes together; 0: write-back without a rate limit",
     )
     .counting("%"),
     Definition::of_kernel(
         "writeback_delay",
         Kind::Time(0, TIME_MAX),
         engine!(Time, writeback_delay),
-        "how long write-back rests after it has come past the whole volume",
+        "how long write-back pauses after each pass over the volume",
     ),
     Definition::of_kernel(
         "writeback_rate",
         Kind::Rate(1, RATE_MAX),
         Place::Pace,
-        "how fast dirty data leaves now; follows from what is dirty, and can be set with --runtime until it does again",
+        "current rate of write-back, computed from the amount of dirty data; --runtime sets it until it is computed again",
     ),
     Definition::of_kernel(
         "writeback_rate_update_seconds",
         Kind::Time(1000, 60_000),
         engine!(Time, writeback_rate_update),
-        "how often the rate is set anew",
+        "how often the rate is computed",
     ),
     Definition::of_kernel(
         "writeback_rate_p_term_inverse",
         Kind::Number(1, NUMBER_MAX),
         engine!(Number, writeback_rate_p_term_inverse),
-        "the rate grows by 1 sector/s for so many sectors above the target",
+        "number of dirty sectors above the target that raise the rate by 1 sector/s",
     )
     .counting("sectors"),
     Definition::of_kernel(
         "writeback_rate_i_term_inverse",
         Kind::Number(1, NUMBER_MAX),
         engine!(Number, writeback_rate_i_term_inverse),
-        "the same of what adds up over time, in sectors times seconds",
+        "the same for the excess that adds up over time, in sectors times seconds",
     ),
     Definition::of_kernel(
         "writeback_rate_fp_term_low",
         Kind::Number(1, NUMBER_MAX),
         engine!(Number, writeback_rate_fp_term_low),
-        "sectors/s for each percent of used buckets above 50, where dirty data lies scattered; below _mid",
+        "sectors/s for each percent of used buckets above 50, if dirty data is fragmented; less than _mid",
     ),
     Definition::of_kernel(
         "writeback_rate_fp_term_mid",
         Kind::Number(1, NUMBER_MAX),
         engine!(Number, writeback_rate_fp_term_mid),
-        "the same above 57; below _high",
+        "the same above 57; less than _high",
     ),
     Definition::of_kernel(
         "writeback_rate_fp_term_high",
@@ -254,75 +254,75 @@ pub static OPTIONS: &[Definition] = &[
         "writeback_consider_fragment",
         Kind::Flag,
         engine!(Flag, writeback_consider_fragment),
-        "scattered dirty data is written back faster when the cache fills",
+        "fragmented dirty data is written back faster when the cache fills",
     ),
     Definition::of_kernel(
         "writeback_rate_minimum",
         Kind::Rate(1, RATE_MAX),
         engine!(Rate, writeback_rate_minimum),
-        "the least rate of write-back",
+        "minimum rate of write-back",
     ),
     Definition::goal(
         "writeback_rate_maximum",
         Kind::Rate(1, RATE_MAX),
         engine!(optional Rate, writeback_rate_maximum),
-        "the greatest rate of write-back; none: what the devices allow",
+        "maximum rate of write-back; none: what the devices allow",
     ),
     Definition::goal(
         "max_dirty_age",
         Kind::Time(1000, TIME_MAX),
         engine!(optional Time, max_dirty_age),
-        "data that has been dirty for longer is written back whatever the rate",
+        "data that has been dirty for longer is written back regardless of the rate",
     ),
     Definition::goal(
         "quiet_hours",
         Kind::Hours,
         Place::QuietHours,
-        "hours of the local time in which nothing is written back that need not be",
+        "hours of local time in which nothing is written back unless it must be",
     ),
     Definition::goal(
         "writeback_latency",
         Kind::Time(1, 60_000),
         engine!(optional Time, writeback_latency),
-        "write-back slows down while its own writes, or what clients ask of the disk, take longer than this",
+        "write-back slows down while its writes, or requests of clients to the disk, take longer than this",
     ),
     Definition::goal(
         "spindown_after",
         Kind::Time(1000, TIME_MAX),
         engine!(optional Time, spindown_after),
-        "a disk that no client has used for so long is left asleep: dirty data waits until somebody wakes it",
+        "write-back does not wake a disk that no client has used for this long, unless it must",
     ),
     Definition::of_kernel(
         "stripe_size",
         Kind::Stripe,
         engine!(optional Size, stripe_size),
-        "length of the backing device's stripes; 0: it has none, none: what it says of itself",
+        "length of the backing device's stripes; 0: it has no stripes; none: as the device reports",
     )
     .optional(),
     Definition::of_kernel(
         "partial_stripes_expensive",
         Kind::Flag,
         engine!(optional Flag, partial_stripes_expensive),
-        "full stripes are written back first, and writes beside dirty data of a stripe are cached; none: on RAID 4, 5 and 6 of md",
+        "full stripes are written back first, and writes to a stripe with dirty data are cached; none: only on md RAID 4, 5 and 6",
     )
     .optional(),
     Definition::own(
         "on_cache_error",
         Kind::Choice(&["freeze", "read-only", "fail"]),
         engine!(policy on_cache_error),
-        "what requests that need dirty data in a cache that fails do: wait, or be refused as far as they write, or fail",
+        "requests that need dirty data of a failed cache: they wait, only writes are refused, or they fail",
     ),
     Definition::own(
         "on_backing_error",
         Kind::Choice(&["freeze", "read-only", "fail"]),
         engine!(policy on_backing_error),
-        "what requests that need a backing device that is gone do: wait, or be refused as far as they write, or fail",
+        "requests that need a missing backing device: they wait, only writes are refused, or they fail",
     ),
     Definition::own(
         "freeze_timeout",
         Kind::Time(0, TIME_MAX),
         engine!(Time, freeze_timeout),
-        "how long they wait with freeze, for either device, then they fail",
+        "how long requests wait with freeze, for either device, before they fail",
     ),
 ];
 
@@ -399,8 +399,8 @@ pub fn nearest<'a>(names: impl Iterator<Item = &'a str>, typed: &str) -> Vec<&'a
 pub fn unknown(scope: Scope, name: &str) -> Failure {
     let (it, other) = (scope.name(), scope.other());
     if other.find(name).is_some() {
-        return Failure::new(FailureKind::Usage, format!("`{name}` is no option of a {it}"))
-            .why(format!("it is one of a {}", other.name()))
+        return Failure::new(FailureKind::Usage, format!("`{name}` is not an option of a {it}"))
+            .why(format!("it is an option of a {}", other.name()))
             .next(format!("`bcached get {} {name}` shows it", other.placeholder()))
             .option(name);
     }
@@ -462,9 +462,12 @@ impl Definition {
     #[must_use]
     pub const fn not_configured(&self) -> Option<&'static str> {
         match self.place {
-            Place::Label => Some("the device keeps it: `bcached set VOLUME label=..` while it is served"),
+            Place::Label => {
+                Some("the device stores it; use `bcached set VOLUME label=..` while it is served")
+            }
             Place::Pace => Some(
-                "it follows from what is dirty: writeback_rate_minimum and writeback_rate_maximum bound it",
+                "it is computed from the amount of dirty data; writeback_rate_minimum and \
+                 writeback_rate_maximum limit it",
             ),
             _ => None,
         }
@@ -492,8 +495,8 @@ impl Definition {
             Kind::Flag => "1, 0".to_owned(),
             Kind::Number(min, max) => range(min, max, Value::Number),
             Kind::Size => "size; bare: bytes".to_owned(),
-            Kind::Stripe => "size, of which the least multiple from 4M on is taken; bare: bytes".to_owned(),
-            Kind::Rate(..) => "size a second; bare: sectors".to_owned(),
+            Kind::Stripe => "size, its smallest multiple of at least 4M is used; bare: bytes".to_owned(),
+            Kind::Rate(..) => "size per second; bare: sectors".to_owned(),
             Kind::Time(min, max) => format!("time {}; bare: seconds", range(min, max, time)),
             Kind::Choice(words) => words.join(", "),
             Kind::Hours => "HH:MM-HH:MM".to_owned(),

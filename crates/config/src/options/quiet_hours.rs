@@ -29,10 +29,10 @@ impl QuietHours {
             (from < DAY).then_some(Self { from, until })
         });
         let hours =
-            hours.ok_or("is not FROM-UNTIL in hours and minutes, as 23:00-07:00, and not none".to_owned())?;
+            hours.ok_or("is neither FROM-UNTIL in hours and minutes, as 23:00-07:00, nor none".to_owned())?;
         if hours.from == hours.until {
             return Err(
-                "begins where it ends: to stop write-back at any hour, set writeback_running=0".to_owned()
+                "begins where it ends: to stop write-back at all times, set writeback_running=0".to_owned()
             );
         }
         Ok(hours)

@@ -59,7 +59,8 @@ impl Said {
             if !added {
                 tracing::warn!(
                     event = "runtime-not-kept",
-                    "{owner}: {name}={typed} was set with --runtime before the take-over, and cannot be had now"
+                    "{owner}: {name}={typed}, set with --runtime before the take-over, is dropped: this \
+                     process does not know it, or it does not fit the other options"
                 );
             }
         }

@@ -92,7 +92,7 @@ fn what_is_not_understood_is_refused_with_its_reason() {
         ("writeback_delay", "s", "is not a time"),
         ("writeback_delay", "", "is not a time"),
         ("writeback_delay", "1d", "is not a time"),
-        ("cache_mode", "Writeback", "is none of writethrough, writeback, writearound, none"),
+        ("cache_mode", "Writeback", "is not one of writethrough, writeback, writearound, none"),
         ("quiet_hours", "23-7", "as 23:00-07:00"),
         ("quiet_hours", "23:0-07:00", "as 23:00-07:00"),
         ("quiet_hours", "24:00-07:00", "as 23:00-07:00"),
@@ -108,12 +108,17 @@ fn what_is_not_understood_is_refused_with_its_reason() {
 #[test]
 fn a_number_out_of_its_range_names_the_end() {
     for (name, typed, end, sentence) in [
-        ("writeback_percent", "100", Value::Number(40), "`100` is above the greatest value, 40"),
-        ("writeback_percent", "99999999999999999999", Value::Number(40), "above the greatest value, 40"),
-        ("writeback_rate_p_term_inverse", "0", Value::Number(1), "`0` is below the least value, 1"),
-        ("writeback_rate_update_seconds", "61", Value::Time(Duration::from_secs(60)), "greatest value, 1m"),
-        ("writeback_rate_minimum", "0", Value::Rate(1), "`0` is below the least value, 1"),
-        ("max_dirty_age", "0", Value::Time(Duration::from_secs(1)), "`0` is below the least value, 1s"),
+        ("writeback_percent", "100", Value::Number(40), "`100` is above the maximum, 40"),
+        ("writeback_percent", "99999999999999999999", Value::Number(40), "above the maximum, 40"),
+        ("writeback_rate_p_term_inverse", "0", Value::Number(1), "`0` is below the minimum, 1"),
+        (
+            "writeback_rate_update_seconds",
+            "61",
+            Value::Time(Duration::from_secs(60)),
+            "above the maximum, 1m",
+        ),
+        ("writeback_rate_minimum", "0", Value::Rate(1), "`0` is below the minimum, 1"),
+        ("max_dirty_age", "0", Value::Time(Duration::from_secs(1)), "`0` is below the minimum, 1s"),
         ("writeback_delay", "9999999h", Value::Time(Duration::from_secs(u64::from(u32::MAX))), "above"),
     ] {
         let Err(Refused::OutOfRange(why, found)) = read(name, typed) else { panic!("{name}={typed}") };
@@ -182,7 +187,7 @@ fn the_terms_are_in_order() {
     assert_eq!(check(&[]), Ok(()));
     let refused = check(&[("writeback_rate_fp_term_low", "50")]).expect_err("the middle one is 10");
     let told =
-        "writeback_rate_fp_term_low must be below writeback_rate_fp_term_mid, and they would be 50 and 10";
+        "writeback_rate_fp_term_low must be below writeback_rate_fp_term_mid, but they would be 50 and 10";
     assert_eq!(refused, told);
     assert_eq!(check(&[("writeback_rate_fp_term_low", "50"), ("writeback_rate_fp_term_mid", "51")]), Ok(()));
     assert!(check(&[("writeback_rate_fp_term_mid", "1000")]).is_err(), "as the upper one");
@@ -203,9 +208,12 @@ fn what_was_most_likely_meant_is_named() {
     let refused = |scope, name| unknown(scope, name).to_string();
     assert!(refused(Scope::Volume, "colour").contains("`bcached get VOLUME` lists the options"));
     assert!(refused(Scope::Cache, "colour").contains("`bcached get CACHE` lists the options"));
-    let elsewhere = "`io_error_limit` is no option of a volume: it is one of a cache";
+    let elsewhere = "`io_error_limit` is not an option of a volume: it is an option of a cache";
     assert!(refused(Scope::Volume, "io_error_limit").contains(elsewhere));
-    assert!(refused(Scope::Cache, "cache_mode").contains("is no option of a cache: it is one of a volume"));
+    assert!(
+        refused(Scope::Cache, "cache_mode")
+            .contains("is not an option of a cache: it is an option of a volume")
+    );
 }
 
 /// Each option of a cache changes its own field and no other.

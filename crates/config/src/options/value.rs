@@ -87,7 +87,7 @@ impl Kind {
                 let bytes = size(typed, Bare::Bytes)?;
                 let longer = bcached_engine::stripe_bytes(bytes);
                 let is_none = bytes > 0 && longer == 0;
-                let refusal = || not_understood("is no length of stripes: 512 bytes to 512 GiB, or 0".into());
+                let refusal = || not_understood("is not a stripe length: 512 bytes to 512 GiB, or 0".into());
                 if is_none { Err(refusal()) } else { Ok(Value::Size(longer)) }
             }
             Self::Rate(min, max) => {
@@ -104,7 +104,7 @@ impl Kind {
             }
             Self::Choice(words) => {
                 let word = words.iter().find(|word| **word == typed);
-                let refusal = || not_understood(format!("is none of {}", words.join(", ")));
+                let refusal = || not_understood(format!("is not one of {}", words.join(", ")));
                 word.map(|word| Value::Word(word)).ok_or_else(refusal)
             }
             Self::Hours => QuietHours::read(typed).map(Value::Hours).map_err(not_understood),
@@ -154,9 +154,9 @@ fn within(
     if number == end {
         return Ok(make(number));
     }
-    let (side, which) = if number < min { ("below", "least") } else { ("above", "greatest") };
+    let (side, which) = if number < min { ("below", "minimum") } else { ("above", "maximum") };
     let end = make(end);
-    Err(Refused::OutOfRange(format!("`{typed}` is {side} the {which} value, {end}"), end))
+    Err(Refused::OutOfRange(format!("`{typed}` is {side} the {which}, {end}"), end))
 }
 
 impl fmt::Display for Value {

@@ -52,15 +52,15 @@ fn a_number_that_cannot_be_is_refused_where_it_stands() {
     let twice = |rest: &str| text(&[("one", "number = 5\n"), ("two", rest)]);
     let flash = format!("{SWAP}number = 5\n");
     for (text, sentence) in [
-        (twice("number = 5\n"), ":9: [volume.two] cannot be bcache5: [volume.one] asks for that `number` ("),
-        (twice("served = false\nnumber = 5\n"), ":10: [volume.two] cannot be bcache5: [volume.one] asks"),
-        (twice(&flash), ":9: [volume.two] cannot be bcache5: [volume.one] asks"),
-        (twice("number = 8192\n"), ":9: `8192` is no number of a volume: write one from 0 to 8191"),
-        (twice("number = -1\n"), ":9: `-1` is no number of a volume: write one from 0 to 8191"),
+        (twice("number = 5\n"), ":9: [volume.two] cannot be bcache5: [volume.one] has that `number` ("),
+        (twice("served = false\nnumber = 5\n"), ":10: [volume.two] cannot be bcache5: [volume.one] has"),
+        (twice(&flash), ":9: [volume.two] cannot be bcache5: [volume.one] has"),
+        (twice("number = 8192\n"), ":9: `8192` is not a volume number: write one from 0 to 8191"),
+        (twice("number = -1\n"), ":9: `-1` is not a volume number: write one from 0 to 8191"),
         (twice("number = \"5\"\n"), ":9: invalid type: string \"5\""),
         (
             format!("{CACHE}[defaults]\nnumber = 5\n"),
-            ":5: `number` means nothing in [defaults]: each volume has its own; write it in a section [volume.NAME]",
+            ":5: `number` has no effect in [defaults]: each volume has its own number; write it in a [volume.NAME] section",
         ),
     ] {
         let failure = load(&text, &[]).expect_err(&text);
@@ -69,5 +69,5 @@ fn a_number_that_cannot_be_is_refused_where_it_stands() {
         assert_eq!((failure.kind, found.starts_with(sentence)), (Kind::Config, true), "{text}: {found}");
     }
     let failure = load(&twice("number = 5\n"), &[]).expect_err("twice").to_string();
-    assert!(failure.ends_with("/config.toml:6); give one of them another"), "{failure}");
+    assert!(failure.ends_with("/config.toml:6); give one of them another number"), "{failure}");
 }

@@ -33,17 +33,18 @@ impl Status {
                 let dirty = human(ownerless);
                 let _ = writeln!(
                     text,
-                    "cache {}: {dirty} dirty of no known volume, kept; add the volume that it may be of: docs/failures.md (a lost table of volumes)",
+                    "cache {}: {dirty} dirty of no known volume is kept; \
+                     add the volume that it may belong to: docs/failures.md (a lost table of volumes)",
                     cache.name
                 );
             }
             for left in &cache.unserved {
                 let (dirty, name) = (&left.dirty, left.name());
                 let _ = match left.flash_size_bytes.map(human) {
-                    None => writeln!(text, "cache {}: {dirty} of {name}, which is not served", cache.name),
+                    None => writeln!(text, "cache {}: {name} is not served: {dirty}", cache.name),
                     Some(size) => writeln!(
                         text,
-                        "cache {}: {} of {size} used by {name}, which lives in it alone and is not served",
+                        "cache {}: flash-only volume {name} is not served: {} of {size} used",
                         cache.name,
                         left.used()
                     ),
@@ -88,14 +89,17 @@ fn write_clients(text: &mut String, clients: &[Client]) {
         }
     }
     for (client, count, writes, only_looks) in told {
-        let volume = client.volume.as_deref().unwrap_or("nothing yet");
+        let whose = match &client.volume {
+            Some(volume) => format!("of {volume}"),
+            None => "without a volume".to_owned(),
+        };
         let doing = match (writes, only_looks) {
             (true, _) => "writing",
             (false, true) => "reading (read-only)",
             (false, false) => "reading",
         };
         let times = if count > 1 { format!(" x{count}") } else { String::new() };
-        let _ = writeln!(text, "client {}{times}: {doing} {volume}", client.peer);
+        let _ = writeln!(text, "client {whose}: {}{times}, {doing}", client.peer);
     }
 }
 
@@ -105,7 +109,7 @@ impl Log {
         let lost = self.lines_lost;
         match self.stuck_seconds {
             Some(seconds) => Some(format!(
-                "log: its reader has taken nothing for {seconds}s; lines lost since the start: {lost}\n"
+                "log: its reader has read nothing for {seconds} s; lines lost since the start: {lost}\n"
             )),
             None if lost > 0 => Some(format!("log: lines lost since the start: {lost}\n")),
             None => None,
@@ -166,7 +170,7 @@ impl Volume {
                 }
             }
             if facts.flash_only {
-                line.push_str(", lives in its cache alone");
+                line.push_str(", flash-only");
             }
             if facts.attached == Some(false) {
                 line.push_str(", no cache");
@@ -211,8 +215,9 @@ mod tests {
         write_clients(&mut text, &clients);
         assert_eq!(
             text,
-            "client process 7 (nbdcopy) x3: writing media\nclient process 8 (qemu): reading (read-only) media\n\
-             client process 7 (nbdcopy): reading tank\n"
+            "client of media: process 7 (nbdcopy) x3, writing\n\
+             client of media: process 8 (qemu), reading (read-only)\n\
+             client of tank: process 7 (nbdcopy), reading\n"
         );
     }
 }

@@ -68,7 +68,7 @@ pub(super) async fn seated(State(seats): State<Seats>, mut request: Request, nex
             request.extensions_mut().insert(Guest { _seat: Arc::new(seat), waiting, working });
             next.run(request).await
         }
-        Err(_) => super::routes::refused(&busy(format!("{SEATS} others are being answered here"))),
+        Err(_) => super::routes::refused(&busy(format!("{SEATS} other requests are being answered here"))),
     };
     // The connection is closed after the answer, so that its slot goes to the next client.
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -77,7 +77,7 @@ pub(super) async fn seated(State(seats): State<Seats>, mut request: Request, nex
 
 /// The refusal of a request of which nothing was begun: the client may repeat it.
 fn busy(why: String) -> Failure {
-    Failure::new(Kind::Busy, "the daemon cannot be asked just now").why(why).next("ask again in a moment")
+    Failure::new(Kind::Busy, "the daemon is busy").why(why).next("try again in a moment")
 }
 
 /// A request, with the seat of its client if that is a guest.
@@ -100,8 +100,8 @@ impl Awaited {
     pub(super) fn check(self) -> Result<(), Failure> {
         match self.0 {
             Some(until) if boot_millis() > until => {
-                let failure = Failure::new(Kind::TimeLimit, "nobody waits for the answer any more");
-                Err(failure.why("it was asked too long ago").next("ask again"))
+                let failure = Failure::new(Kind::TimeLimit, "no client waits for the answer any more");
+                Err(failure.why("the request is too old").next("try again"))
             }
             _ => Ok(()),
         }
@@ -141,7 +141,7 @@ impl Asked {
         let Some(guest) = &self.guest else { return Ok(Work::default()) };
         match Arc::clone(&guest.working).try_acquire_owned() {
             Ok(seat) => Ok(Work { _seat: Some(Arc::new(seat)) }),
-            Err(_) => Err(busy(format!("it looks into its caches for {WORKING} others already"))),
+            Err(_) => Err(busy(format!("it already searches its caches for {WORKING} other clients"))),
         }
     }
 

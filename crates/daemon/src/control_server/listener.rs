@@ -68,7 +68,7 @@ impl axum::serve::Listener for Lasting {
                     Ok(next) => self.former = Some(mem::replace(&mut self.now, next)),
                     Err(error) => tracing::error!(
                         event = "control-failed",
-                        "a socket that was bound again cannot be used: {error}"
+                        "cannot use a socket that was bound again: {error}"
                     ),
                 },
             }

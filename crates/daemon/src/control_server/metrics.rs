@@ -106,7 +106,7 @@ impl Listener {
             served.with_graceful_shutdown(end).await
         };
         if let Err(error) = served.await {
-            tracing::error!(event = "metrics-failed", "nobody answers for metrics any more: {error}");
+            tracing::error!(event = "metrics-failed", "the metrics port failed: {error}");
         }
     }
 }

@@ -128,20 +128,20 @@ pub fn to_look(handlers: Arc<Handlers>) -> Router {
 }
 
 async fn only_to_look(method: Method, uri: Uri) -> Response {
-    let next = "ask on the control socket, as the user who runs the daemon";
+    let next = "use the control socket, as the user that runs the daemon";
     let failure = if method == Method::GET || method == Method::HEAD {
-        Failure::new(Kind::NotFound, format!("nothing is to be seen here under {}", uri.path())).next(next)
+        Failure::new(Kind::NotFound, format!("the read-only socket does not have {}", uri.path())).next(next)
     } else {
         Failure::new(Kind::Permission, "nothing can be changed here")
-            .why("this socket is for looking only")
+            .why("this socket is read-only")
             .next(next)
     };
     refused(&failure)
 }
 
 async fn nothing_there(method: Method, uri: Uri) -> Response {
-    let what = format!("there is no {method} {}", uri.path());
-    refused(&Failure::new(Kind::NotFound, what).next("ask with the commands: `bcached help`"))
+    let what = format!("unknown request: {method} {}", uri.path());
+    refused(&Failure::new(Kind::NotFound, what).next("use the commands: `bcached help` lists them"))
 }
 
 /// Delays the answer until the log's lines about it are written, unless the log's reader is stuck.
@@ -198,8 +198,7 @@ fn options(scope: Scope) -> MethodRouter<Arc<Handlers>> {
 
 /// Parses the body of a request. `shape` tells the client what is expected.
 fn understood<T: DeserializeOwned>(body: Sent, shape: &str) -> Result<T, Failure> {
-    let refused =
-        |why: String| Failure::new(Kind::Usage, "the request is not understood").why(why).next(shape);
+    let refused = |why: String| Failure::new(Kind::Usage, "the request is invalid").why(why).next(shape);
     let body = body.map_err(|error| match error.status() {
         StatusCode::PAYLOAD_TOO_LARGE => too_long(),
         _ => refused(error.body_text()),
@@ -237,7 +236,7 @@ async fn cancel(
 fn number_of(typed: &str) -> Result<u64, Failure> {
     typed.parse().map_err(|_| {
         Failure::new(Kind::Usage, format!("`{typed}` is not the number of a job"))
-            .next("`bcached status` shows those that go on")
+            .next("`bcached status` shows the running jobs")
     })
 }
 
@@ -252,7 +251,7 @@ async fn begin(asked: Asked, ConnectInfo(peer): ConnectInfo<Peer>, body: Sent) -
 async fn explain(asked: Asked, Path(volume): Path<String>, uri: Uri) -> Response {
     let offset = uri.query().and_then(|query| query.strip_prefix("offset=")?.parse().ok());
     let Some(offset) = offset else {
-        return refused(&Failure::new(Kind::Usage, "no offset is named").next("send `?offset=BYTES`"));
+        return refused(&Failure::new(Kind::Usage, "the offset is missing").next("send `?offset=BYTES`"));
     };
     match asked.working() {
         Ok(work) => {

@@ -150,7 +150,7 @@ impl Control {
         let beside = || Bound::bind(&monitor_beside(path), FOR_GROUP);
         let monitor = monitor.map_or_else(beside, |passed| Ok(Bound::passed(passed)));
         if let Err(failure) = &monitor {
-            tracing::warn!(event = "monitor-failed", "nobody can look only: {failure}");
+            tracing::warn!(event = "monitor-failed", "the read-only socket is not available: {failure}");
         }
         Ok(Self { owner, monitor: monitor.ok(), metrics: None, again: None, ends: watch::channel(false).0 })
     }
@@ -298,6 +298,6 @@ async fn look(sockets: Sockets, handlers: Arc<Handlers>, end: impl Future<Output
         served.with_graceful_shutdown(end).await
     };
     if let Err(error) = served.await {
-        tracing::error!(event = "monitor-failed", "nobody can look only any more: {error}");
+        tracing::error!(event = "monitor-failed", "the read-only socket failed: {error}");
     }
 }

@@ -74,8 +74,8 @@ impl Bound {
         if self.file.is_somebody_elses() {
             let failure = Failure::new(Kind::Usage, format!("cannot listen on {}", self.path().display()));
             return Err(failure
-                .why("another process has bound this socket, such as systemd")
-                .next("restart it there"));
+                .why("another process, such as systemd, has bound this socket")
+                .next("restart the socket there"));
         }
         Self::bind(self.path(), mode)
     }

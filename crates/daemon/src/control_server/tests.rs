@@ -140,7 +140,7 @@ fn whole() -> (tempfile::TempDir, PathBuf) {
 #[test]
 fn what_cannot_be_taken_is_refused_in_our_words() {
     let (_folder, path) = whole();
-    for (length, what) in [(100_000, "the request is too long"), (9, "the request is not understood")] {
+    for (length, what) in [(100_000, "the request is too long"), (9, "the request is invalid")] {
         let mut stream = UnixStream::connect(&path).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         write!(stream, "POST /v1/stop HTTP/1.0\r\nContent-Length: {length}\r\n\r\n").unwrap();
@@ -163,7 +163,7 @@ fn what_nobody_waits_for_any_more_is_not_begun() {
         answer(stream)
     };
     let passed = said("Bcached-Awaited-Until: 1\r\n", "/v1/stop");
-    assert!(passed.contains("nobody waits for the answer any more"), "{passed}");
+    assert!(passed.contains("no client waits for the answer any more"), "{passed}");
     for until in ["", "Bcached-Awaited-Until: 18446744073709551615\r\n"] {
         let asked = said(until, "/v1/stop");
         assert!(asked.contains("not here"), "{asked}");
@@ -188,7 +188,10 @@ fn who_asks_and_hangs_up_takes_no_more_than_the_seats() {
     for _ in 0..40 {
         let said = answer(asking(&path, "/v1/jobs"));
         assert!(said.contains("retry-after: 1") && said.contains("\"kind\":\"busy\""), "{said}");
-        assert!(said.starts_with("HTTP/1.0 503") && said.contains("16 others are being answered"), "{said}");
+        assert!(
+            said.starts_with("HTTP/1.0 503") && said.contains("16 other requests are being answered"),
+            "{said}"
+        );
         drop(asking(&path, "/v1/jobs"));
     }
     assert_eq!(gate.peak.load(Ordering::SeqCst), 16);
@@ -232,7 +235,7 @@ fn what_an_engine_does_for_guests_is_bounded_though_nobody_waits_for_it() {
         assert!(explain().contains("not here"), "the handler gives up waiting");
     }
     let said = explain();
-    assert!(said.starts_with("HTTP/1.0 503") && said.contains("for 4 others already"), "{said}");
+    assert!(said.starts_with("HTTP/1.0 503") && said.contains("for 4 other clients"), "{said}");
     let full = answer(asking(&path, "/v1/status?full=true"));
     assert!(full.starts_with("HTTP/1.0 503"), "{full}");
     gate.open();

@@ -535,6 +535,6 @@ impl Engine {
 fn seed() -> Result<u64, Failure> {
     let mut bytes = [0; 8];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(|error| engine_error::of_machine(format!("no random numbers: {error}")))?;
+        .map_err(|error| engine_error::of_machine(format!("cannot get random numbers: {error}")))?;
     Ok(u64::from_le_bytes(bytes))
 }

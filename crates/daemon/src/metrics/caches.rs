@@ -18,7 +18,7 @@ fn gauges<'a>() -> Vec<Metric<Open<'a>>> {
         }),
         gauge(
             "bcached_cache_available_percent",
-            "Share of the cache that can be had without writing dirty data back.",
+            "Share of the cache that is available without writing dirty data back.",
             |open| Some(open.numbers.cache_available_percent as f64),
         ),
         gauge("bcached_cache_bucket_bytes", "Size of a bucket.", |open| {
@@ -26,12 +26,12 @@ fn gauges<'a>() -> Vec<Metric<Open<'a>>> {
         }),
         gauge(
             "bcached_cache_dirty_bytes",
-            "Data that is not on the backing devices yet; absent: not known.",
+            "Dirty data, not yet on the backing devices; absent if unknown.",
             |open| open.counts.dirty.dirty_bytes.map(|bytes| bytes as f64),
         ),
         gauge(
             "bcached_cache_congested_bytes",
-            "Streams of so much and more go past the cache device because it is slow; 0: it is not congested.",
+            "Streams of at least this size bypass the cache device because it is slow; 0 if it is not congested.",
             |open| open.counts.congested_bytes.map(|bytes| bytes as f64),
         ),
         gauge("bcached_cache_btree_depth", "Levels of the btree above its leaves.", |open| {
@@ -52,19 +52,19 @@ fn gauges<'a>() -> Vec<Metric<Open<'a>>> {
         ),
         gauge(
             "bcached_cache_ownerless_dirty_bytes",
-            "Dirty data of no volume that the table of volumes names.",
+            "Dirty data of volumes that the table of volumes does not list.",
             |open| Some(open.counts.ownerless_dirty_bytes? as f64),
         ),
-        gauge("bcached_cache_memory_nodes", "Nodes in memory.", |open| Some(open.counts.nodes as f64)),
-        gauge("bcached_cache_memory_bytes", "Memory that nodes and the table of buckets take.", |open| {
+        gauge("bcached_cache_memory_nodes", "Btree nodes in memory.", |open| Some(open.counts.nodes as f64)),
+        gauge("bcached_cache_memory_bytes", "Memory used by btree nodes and the bucket table.", |open| {
             open.counts.bucket_table_bytes.map(|table| (open.counts.node_bytes + table) as f64)
         }),
         gauge(
             "bcached_cache_memory_limit_bytes",
-            "Memory that nodes may take, with the table of buckets.",
+            "Memory limit of btree nodes and the bucket table together.",
             |open| open.counts.bucket_table_bytes.map(|table| (open.counts.node_budget_bytes + table) as f64),
         ),
-        gauge("bcached_cache_memory_buckets_bytes", "Memory that the table of buckets takes.", |open| {
+        gauge("bcached_cache_memory_buckets_bytes", "Memory used by the bucket table.", |open| {
             open.counts.bucket_table_bytes.map(|bytes| bytes as f64)
         }),
         gauge("bcached_cache_journal_active_entries", "Journal entries that a crash would replay.", |open| {
@@ -75,26 +75,26 @@ fn gauges<'a>() -> Vec<Metric<Open<'a>>> {
 
 fn counters<'a>() -> Vec<Metric<Open<'a>>> {
     vec![
-        counter("bcached_cache_hit_bytes_total", "Read from the cache for requests.", |open| {
+        counter("bcached_cache_hit_bytes_total", "Bytes read from the cache for requests.", |open| {
             Some(open.counts.hit_bytes as f64)
         }),
-        counter("bcached_cache_miss_bytes_total", "Read from backing devices for requests.", |open| {
+        counter("bcached_cache_miss_bytes_total", "Bytes read from backing devices for requests.", |open| {
             Some(open.counts.miss_bytes as f64)
         }),
-        counter("bcached_cache_write_bytes_total", "Written by requests.", |open| {
+        counter("bcached_cache_write_bytes_total", "Bytes written by requests.", |open| {
             Some(open.counts.write_bytes as f64)
         }),
-        counter("bcached_cache_written_back_bytes_total", "Dirty data written back.", |open| {
+        counter("bcached_cache_written_back_bytes_total", "Bytes of dirty data written back.", |open| {
             Some(open.counts.written_back_bytes as f64)
         }),
         counter(
             "bcached_cache_discarded_bytes_total",
-            "Discarded on the cache device: buckets that held nothing any more.",
+            "Bytes discarded on the cache device, in buckets without data.",
             |open| open.counts.discarded_bytes.map(|bytes| bytes as f64),
         ),
         counter(
             "bcached_cache_fill_races_total",
-            "Fills dropped because somebody wrote there meanwhile.",
+            "Fills dropped because of a write to the same place in the meantime.",
             |open| Some(open.counts.fill_races as f64),
         ),
         counter(
@@ -102,12 +102,12 @@ fn counters<'a>() -> Vec<Metric<Open<'a>>> {
             "Reads of clean data that failed and were answered by the backing device.",
             |open| Some(open.counts.read_retries as f64),
         ),
-        counter("bcached_cache_io_errors_total", "Operations of the cache device that failed.", |open| {
+        counter("bcached_cache_io_errors_total", "Failed operations of the cache device.", |open| {
             Some(open.numbers.io_errors as f64)
         }),
         gauge(
             "bcached_cache_io_errors_recent",
-            "Those that count against io_error_limit, and fade.",
+            "Recent failed operations, as they count against io_error_limit; they fade with time.",
             |open| Some(open.numbers.io_errors_recent as f64),
         ),
         counter(
@@ -134,11 +134,7 @@ fn counters<'a>() -> Vec<Metric<Open<'a>>> {
 
 /// Writes all of them.
 pub fn tell_all(text: &mut Text, caches: &[Cache]) {
-    let mut family = text.family(
-        "bcached_cache_open",
-        Kind::Gauge,
-        "1 if the cache is open and nothing is wrong with it.",
-    );
+    let mut family = text.family("bcached_cache_open", Kind::Gauge, "1 if the cache is open and healthy.");
     for cache in caches {
         let is_open = cache.state == "open" && cache.reason.is_none();
         family.sample(&[("cache", &cache.name)], u8::from(is_open));
@@ -184,7 +180,7 @@ fn tell_written(text: &mut Text, open: &[(Vec<Label<'_>>, Open<'_>)]) {
     let mut family = text.family(
         "bcached_cache_written_bytes_total",
         Kind::Counter,
-        "All that was written to the cache device, by cause; the sum is what the device counts itself.",
+        "Bytes written to the cache device, by cause; the sum is what the device itself counts.",
     );
     for (labels, open) in open {
         for (cause, bytes) in &open.numbers.written_by_cause_bytes {
@@ -197,7 +193,7 @@ fn tell_reads(text: &mut Text, open: &[(Vec<Label<'_>>, Open<'_>)]) {
     let mut family = text.family(
         "bcached_cache_reads_total",
         Kind::Counter,
-        "Reads, by whether they were bypassed and found everything in the cache.",
+        "Reads, by whether they were bypassed and whether they found everything in the cache.",
     );
     for (labels, open) in open {
         let total = &open.numbers.windows.total;
@@ -212,7 +208,7 @@ fn tell_bypassed(text: &mut Text, open: &[(Vec<Label<'_>>, Open<'_>)]) {
     let mut family = text.family(
         "bcached_cache_bypassed_bytes_total",
         Kind::Counter,
-        "Not added to the cache, by reason.",
+        "Bytes not added to the cache, by reason.",
     );
     for (labels, open) in open {
         for (reason, one) in bypass(open).into_iter().flat_map(|bypass| bypass.bypassed) {

@@ -52,9 +52,9 @@ fn tell<T>(text: &mut Text, metrics: &[Metric<T>], things: &[(Vec<Label<'_>>, &T
 pub fn text(status: &Status) -> String {
     let mut text = Text::default();
     let version = env!("CARGO_PKG_VERSION");
-    text.family("bcached_info", Kind::Gauge, "The version that runs.").sample(&[("version", version)], 1);
+    text.family("bcached_info", Kind::Gauge, "The running version.").sample(&[("version", version)], 1);
     let states = ["starting", "ready", "stopping"];
-    let mut family = text.family("bcached_state", Kind::Gauge, "1 for the state that the daemon is in.");
+    let mut family = text.family("bcached_state", Kind::Gauge, "1 for the current state of the daemon.");
     for state in states {
         family.sample(&[("state", state)], u8::from(status.state == state));
     }
@@ -62,8 +62,7 @@ pub fn text(status: &Status) -> String {
         .sample(&[], status.uptime_seconds);
     text.family("bcached_clients", Kind::Gauge, "Connected clients.").sample(&[], status.clients.len());
     if let Some(log) = status.log {
-        let help =
-            "Lines of the log that were dropped because its reader is too slow, or could not be written.";
+        let help = "Lines that the log lost because its reader was too slow or could not be written to.";
         text.family("bcached_log_lines_lost_total", Kind::Counter, help).sample(&[], log.lines_lost);
     }
     caches::tell_all(&mut text, &status.caches);

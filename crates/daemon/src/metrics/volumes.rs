@@ -10,15 +10,17 @@ fn metrics() -> Vec<Metric<VolumeFacts>> {
         gauge("bcached_volume_size_bytes", "Size of the volume.", |facts| Some(facts.size_bytes as f64)),
         gauge(
             "bcached_volume_dirty_bytes",
-            "Data that is not on the backing device yet; absent: not known.",
+            "Dirty data, not yet on the backing device; absent if unknown.",
             |facts| facts.dirty.dirty_bytes.map(|bytes| bytes as f64),
         ),
-        gauge("bcached_volume_dirty_target_bytes", "Dirty data that write-back aims at.", |facts| {
-            facts.writeback.as_ref().map(|writeback| writeback.dirty_target_bytes as f64)
-        }),
+        gauge(
+            "bcached_volume_dirty_target_bytes",
+            "Amount of dirty data that write-back aims at.",
+            |facts| facts.writeback.as_ref().map(|writeback| writeback.dirty_target_bytes as f64),
+        ),
         gauge(
             "bcached_volume_oldest_dirty_seconds",
-            "No data has been dirty for longer; 0 if nothing is dirty, absent if some was at the last start.",
+            "Upper limit of how long data has been dirty; 0 if none is, absent if some was at the last start.",
             |facts| {
                 let writeback = facts.writeback.as_ref().filter(|writeback| !writeback.dirty_age_unknown)?;
                 Some(writeback.oldest_dirty_seconds.unwrap_or(0) as f64)
@@ -26,29 +28,33 @@ fn metrics() -> Vec<Metric<VolumeFacts>> {
         ),
         gauge(
             "bcached_volume_unwritable_bytes",
-            "Dirty data that could not be written back when it was last tried.",
+            "Dirty data whose last write-back attempt failed.",
             |facts| {
                 let writeback = facts.writeback.as_ref()?;
                 Some(writeback.unwritable.as_ref().map_or(0, |unwritable| unwritable.bytes) as f64)
             },
         ),
-        gauge("bcached_volume_unwritable_ranges", "Ranges that this lies in.", |facts| {
-            let writeback = facts.writeback.as_ref()?;
-            Some(writeback.unwritable.as_ref().map_or(0, |unwritable| unwritable.ranges) as f64)
-        }),
+        gauge(
+            "bcached_volume_unwritable_ranges",
+            "Ranges of the dirty data whose last write-back attempt failed.",
+            |facts| {
+                let writeback = facts.writeback.as_ref()?;
+                Some(writeback.unwritable.as_ref().map_or(0, |unwritable| unwritable.ranges) as f64)
+            },
+        ),
         counter(
             "bcached_volume_io_errors_total",
-            "Operations of the backing device that failed since it was opened.",
+            "Failed operations of the backing device since it was opened.",
             |facts| Some(facts.numbers.as_ref()?.io_errors? as f64),
         ),
         gauge(
             "bcached_volume_writeback_rate_bytes",
-            "Bytes a second that are written back; absent: as fast as the devices go.",
+            "Write-back rate in bytes a second; absent if only the devices limit it.",
             |facts| Some(facts.writeback.as_ref()?.writeback_rate_bytes? as f64),
         ),
         counter(
             "bcached_volume_miss_collisions_total",
-            "Fills dropped because somebody wrote there meanwhile.",
+            "Fills dropped because of a write to the same place in the meantime.",
             |facts| facts.counts.as_ref().map(|counts| counts.miss_collisions as f64),
         ),
     ]
@@ -72,7 +78,7 @@ pub fn tell_all(text: &mut Text, volumes: &[Volume]) {
         family.sample(&[("volume", &volume.name)], u8::from(is_served));
     }
     let mut family =
-        text.family("bcached_volume_healthy", Kind::Gauge, "1 if the volume is served as it should be.");
+        text.family("bcached_volume_healthy", Kind::Gauge, "1 if the volume is served and not degraded.");
     for volume in volumes {
         family.sample(&[("volume", &volume.name)], u8::from(volume.state == "served"));
     }
@@ -102,7 +108,7 @@ fn tell_reads(text: &mut Text, served: &[(Vec<Label<'_>>, &VolumeFacts)]) {
     let mut family = text.family(
         "bcached_volume_reads_total",
         Kind::Counter,
-        "Reads, by whether they were bypassed and found everything in the cache.",
+        "Reads, by whether they were bypassed and whether they found everything in the cache.",
     );
     for (labels, facts) in served {
         let Some(numbers) = &facts.numbers else { continue };
@@ -113,7 +119,7 @@ fn tell_reads(text: &mut Text, served: &[(Vec<Label<'_>>, &VolumeFacts)]) {
     let mut family = text.family(
         "bcached_volume_hit_percent",
         Kind::Gauge,
-        "Reads that found everything in the cache, of those not bypassed; absent without reads.",
+        "Share of the reads not bypassed that found everything in the cache; absent without such reads.",
     );
     for (labels, facts) in served {
         let Some(numbers) = &facts.numbers else { continue };
@@ -138,7 +144,7 @@ fn tell_bypassed(text: &mut Text, served: &[(Vec<Label<'_>>, &VolumeFacts)]) {
     let mut family = text.family(
         "bcached_volume_bypassed_bytes_total",
         Kind::Counter,
-        "Not added to the cache, by reason.",
+        "Bytes not added to the cache, by reason.",
     );
     for (labels, facts) in served {
         let reasons: Vec<_> = by_reason(facts);
@@ -163,7 +169,7 @@ fn tell_latency(text: &mut Text, served: &[(Vec<Label<'_>>, &VolumeFacts)]) {
     let mut family = text.family(
         "bcached_volume_request_seconds",
         Kind::Histogram,
-        "How long requests took in the engine, by the way that they went; those that failed are not counted.",
+        "Time that requests took in the engine, by their path; failed requests are not counted.",
     );
     for (labels, facts) in served {
         let Some(numbers) = &facts.numbers else { continue };

@@ -279,7 +279,7 @@ fn live(line: CommandLine, mut start: Start, signals: &Signals) -> Result<Life, 
     let config = &start.config;
     let mut control = Control::bind(&config.control, owner, monitor)?.with_metrics(config.metrics)?;
     // Clients that use another control socket do not reach this daemon.
-    tracing::info!(event = "control-listening", "commands on {}", control.path().display());
+    tracing::info!(event = "control-listening", "listening for commands on {}", control.path().display());
     let supervisor = Supervisor::new(line, start);
     let heard = supervisor.sender.clone();
     signals.lead_to(move |signal| heard.send(Event::Signal(signal)).is_ok());
@@ -516,6 +516,6 @@ impl Supervisor {
 /// none of them slow.
 fn late(what: impl Into<Box<str>>) -> Failure {
     Failure::new(Kind::TimeLimit, what).why(
-        "the daemon is busy with something else, or waits for a device, which `bcached status` names then",
+        "the daemon is busy with other work, or waits for a device; in that case `bcached status` names the device",
     )
 }

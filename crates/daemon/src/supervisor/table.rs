@@ -24,7 +24,7 @@ use std::time::Duration;
 
 /// The reason to wait of a new entry.
 fn not_looked() -> Failure {
-    Failure::new(Kind::NotLooked, "its device was not looked for yet")
+    Failure::new(Kind::NotLooked, "its device has not been looked for yet")
 }
 
 /// The state of a cache.
@@ -371,7 +371,7 @@ impl Table {
                 tracing::error!(event = "cache-failed", "cache {name}: {failure}");
             }
             CacheState::Waiting(failure) if !std::mem::replace(&mut entry.wait_logged, true) => {
-                tracing::warn!(event = "cache-waits", "cache {name} is waited for: {failure}");
+                tracing::warn!(event = "cache-waits", "cache {name} is waiting: {failure}");
             }
             _ => {}
         }
@@ -386,7 +386,7 @@ impl Table {
                 tracing::error!(event = "volume-failed", "volume {name}: {failure}");
             }
             VolumeState::Waiting(failure) if entry.wait_logged.as_ref() != Some(&failure.what) => {
-                tracing::warn!(event = "volume-waits", "volume {name} is waited for: {failure}");
+                tracing::warn!(event = "volume-waits", "volume {name} is waiting: {failure}");
                 entry.wait_logged = Some(failure.what.clone());
             }
             _ => {}

@@ -74,7 +74,7 @@ fn refuse(path: &str, user: u32, errno: Errno, why: &str) -> Errno {
 
 /// Refuses a write that the file does not understand.
 fn not_understood(path: &str, user: u32, takes: &str) -> Errno {
-    refuse(path, user, Errno::INVAL, &format!("it is not understood; the file takes {takes}"))
+    refuse(path, user, Errno::INVAL, &format!("the value is invalid; the file takes {takes}"))
 }
 
 /// What a file of this kind takes, for messages.
@@ -90,7 +90,7 @@ fn values(kind: Kind) -> String {
 }
 
 const NUMBERS: &str = "a whole number";
-const SIZES: &str = "bytes, also with k, M, G, T or P behind them";
+const SIZES: &str = "a number of bytes, or one with the suffix k, M, G, T or P";
 
 impl Sysfs {
     /// Carries out what a user has written.
@@ -167,7 +167,11 @@ impl Sysfs {
         };
         if deed == Deed::ClearStats {
             self.clear(seen, of).ok_or(Errno::NODEV)?;
-            tracing::info!(event = "control-stats-cleared", uid = user, "{path}: counts from here on");
+            tracing::info!(
+                event = "control-stats-cleared",
+                uid = user,
+                "{path}: the statistics start again from zero"
+            );
             return Ok(());
         }
         if let (Deed::CreateFlash, Of::Cache(cache)) = (deed, of) {
@@ -194,14 +198,14 @@ impl Sysfs {
                 let nowhere = || refuse(path, user, Errno::NOENT, "no set with that UUID is served here");
                 let set = sets.find(is_it).ok_or_else(nowhere)?;
                 if member.facts.attached == Some(true) {
-                    return Err(refuse(path, user, Errno::INVAL, "it is attached: detach it first"));
+                    return Err(refuse(path, user, Errno::INVAL, "it is already attached: detach it first"));
                 }
                 begin(Begin { cache: Some(set.cache.name.clone()), ..verb(Verb::Attach) })
             }
             Deed::Run => match input::number(line) {
                 None => Err(not_understood(NUMBERS)),
                 Some(0) => Ok(()),
-                Some(_) => Err(refuse(path, user, Errno::BUSY, "it runs already")),
+                Some(_) => Err(refuse(path, user, Errno::BUSY, "it is already running")),
             },
             Deed::Resize => {
                 let bytes = input::size(line).ok_or_else(|| not_understood(SIZES))?;

@@ -145,7 +145,8 @@ impl Link {
                 // If a process may open no more files, the kernel silently passes it fewer
                 // descriptors.
                 Ok(received) if received.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) => {
-                    let why = "a message has come in part: too few open files are allowed (`ulimit -n`)";
+                    let why =
+                        "a message arrived incomplete: the limit of open files is too low (`ulimit -n`)";
                     return Err(io::Error::new(io::ErrorKind::InvalidData, why));
                 }
                 Ok(received) if received.bytes == 0 => return Ok(None),

@@ -49,12 +49,12 @@ pub struct Taken {
 pub fn begun() -> Result<Option<Predecessor>, Failure> {
     let Some(pid) = std::env::var_os(VARIABLE) else { return Ok(None) };
     let wrong = |why: String| {
-        Failure::new(Kind::Usage, "this process is to take over from another, and cannot")
+        Failure::new(Kind::Usage, "this process cannot take over from another")
             .why(why)
-            .next(format!("`bcached take-over` starts such a process; {VARIABLE} is not to be set otherwise"))
+            .next(format!("`bcached take-over` starts such a process; do not set {VARIABLE} otherwise"))
     };
     let pid = pid.to_str().and_then(|pid| pid.parse().ok());
-    let pid = pid.ok_or_else(|| wrong(format!("{VARIABLE} names no process")))?;
+    let pid = pid.ok_or_else(|| wrong(format!("{VARIABLE} is not a process id")))?;
     let end = io::stdin().as_fd().try_clone_to_owned().map_err(|error| wrong(error.to_string()))?;
     // Nothing else in this process reads standard input.
     let nothing = std::fs::File::open("/dev/null").map_err(|error| wrong(error.to_string()))?;
@@ -65,9 +65,9 @@ pub fn begun() -> Result<Option<Predecessor>, Failure> {
     let predecessor = Predecessor { link: Link::of(end), pid, process, is_trial, has_died: OnceLock::new() };
     if predecessor.is_others_parent() {
         return Err(wrong(format!(
-            "process {pid} has started another one, and ends that if it is to go on itself"
+            "process {pid}, which it is to replace, did not start it directly, and could not end it if the take-over failed"
         ))
-        .next("a script that starts the daemon must become it (`exec`)"));
+        .next("a script that starts the daemon must do so with `exec`"));
     }
     Ok(Some(predecessor))
 }
@@ -105,17 +105,15 @@ impl Predecessor {
         loop {
             let received = self.link.receive(deadline)?;
             if self.is_trial {
-                return Err(io::Error::other(
-                    "it was only to be seen whether this process could (`--dry-run`)",
-                ));
+                return Err(io::Error::other("this was only a trial (`--dry-run`)"));
             }
             let Some((message, descriptors)) = received else {
                 if !self.dies() {
-                    return Err(io::Error::other("it goes on"));
+                    return Err(io::Error::other("that process continues"));
                 }
                 tracing::warn!(
                     event = "former-died",
-                    "process {} has died while it was being replaced: this one goes on with what that has left",
+                    "process {} died while it was being replaced: this process continues with what it received",
                     self.pid
                 );
                 return Ok(None);
@@ -127,7 +125,7 @@ impl Predecessor {
                 Message::Socket(of) => keep(of, one()?, &mut taken.passed)?,
                 Message::Connection(state) => taken.connections.push(Left::new(one()?, state)),
                 Message::Yours(yours) => return Ok(Some(yours)),
-                _ => return Err(io::Error::other("it says what is not understood")),
+                _ => return Err(io::Error::other("it sent an unknown message")),
             }
         }
     }
@@ -192,7 +190,11 @@ impl Predecessor {
             _ => {
                 // It is stopped or hangs, and might take everything back when it continues, unless
                 // it is killed.
-                tracing::warn!(event = "former-killed", "process {} does not answer, and is ended", self.pid);
+                tracing::warn!(
+                    event = "former-killed",
+                    "process {} does not answer, and is killed",
+                    self.pid
+                );
                 if let Some(process) = self.process.as_ref().filter(|_| self.is_parent()) {
                     let _is_gone = pidfd_send_signal(process, Signal::KILL);
                     has_ended(process);

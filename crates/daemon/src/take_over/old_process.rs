@@ -47,7 +47,7 @@ impl Successor {
         let cannot = |why: String| {
             Failure::new(Kind::Io, format!("{} cannot take over", program.display()))
                 .why(why)
-                .next("this daemon goes on; its log and that of the other one say more")
+                .next("this daemon continues; its log and that of the other process have details")
         };
         let (link, theirs) = Link::pair().map_err(|error| cannot(error.to_string()))?;
         let mut command = Command::new(program);
@@ -67,19 +67,21 @@ impl Successor {
                 Ok(successor)
             }
             Ok(Some((Message::Hello { version, .. }, _))) => {
-                Err(cannot(format!("bcached {version} takes over in another way than this one gives"))
-                    .next("stop this one, and start that"))
+                Err(cannot(format!("bcached {version} uses another take-over protocol"))
+                    .next("stop this daemon, and start the other"))
             }
             Ok(Some((Message::Cannot { failure }, _))) => {
                 Err(Failure::from_error(&failure).unwrap_or_else(|| cannot(String::new())))
             }
-            Ok(Some(_) | None) => Err(cannot("it ended at once, or is no bcached that can".to_owned())),
-            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                Err(Failure::new(Kind::TimeLimit, format!("{} says nothing yet", program.display()))
-                    .why(format!("it was started, and has not read its configuration for {limit:.0?}"))
-                    .next("this daemon goes on; look what keeps that program, and ask again"))
+            Ok(Some(_) | None) => {
+                Err(cannot("it ended at once, or is not a bcached that supports take-over".to_owned()))
             }
-            Err(error) => Err(cannot(format!("it says nothing: {error}"))),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                Err(Failure::new(Kind::TimeLimit, format!("{} does not answer yet", program.display()))
+                    .why(format!("it was started, but did not read its configuration within {limit:.0?}"))
+                    .next("this daemon continues; check what delays that program, then try again"))
+            }
+            Err(error) => Err(cannot(format!("it does not answer: {error}"))),
         }
     }
 
@@ -108,9 +110,9 @@ impl Successor {
 
     fn pass(&mut self, heritage: &Heritage) -> Result<(), Failure> {
         let cannot = |why: String| {
-            Failure::new(Kind::Io, "the process that was to take over could not")
+            Failure::new(Kind::Io, "the new process could not take over")
                 .why(why)
-                .next("this daemon goes on; the log says more")
+                .next("this daemon continues; the log has details")
         };
         heritage.send(&self.link).map_err(|error| cannot(error.to_string()))?;
         let deadline = Instant::now() + READY_LIMIT;
@@ -122,13 +124,13 @@ impl Successor {
                 Ok(Some((Message::Ready, _))) => return Err(cannot("it has ended".to_owned())),
                 Ok(Some((Message::Cannot { failure }, _))) => {
                     return Err(Failure::from_error(&failure)
-                        .unwrap_or_else(|| cannot("it does not say why".to_owned())));
+                        .unwrap_or_else(|| cannot("it gave no reason".to_owned())));
                 }
                 Ok(Some(_)) => {}
                 Ok(None) => return Err(cannot("it has ended".to_owned())),
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                     return Err(cannot(format!(
-                        "it does not serve everything after {} s",
+                        "it did not serve everything within {} s",
                         READY_LIMIT.as_secs()
                     )));
                 }
@@ -161,7 +163,7 @@ impl Successor {
         }
         tracing::warn!(
             event = "successor-hangs",
-            "process {} was killed, but a device that does not answer keeps it: what it has open cannot be opened here until then",
+            "process {} was killed, but waits for a device that does not answer: until it ends, this daemon cannot open what it has open",
             process.id()
         );
         // Without a wait it would stay in the process table when it has ended.

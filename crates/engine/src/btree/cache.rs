@@ -306,7 +306,7 @@ impl NodeCache {
         self.bytes = self.bytes - cached.charge + charge;
         cached.charge = charge;
         self.unwritten.weighs(slot, cached.node.pending_bytes() > self.pending_bytes_max);
-        assert!(charge <= self.node_bytes, "a node takes {charge} bytes, {} at most", self.node_bytes);
+        assert!(charge <= self.node_bytes, "a node takes {charge} bytes of at most {}", self.node_bytes);
         self.settle();
         result
     }
@@ -474,29 +474,29 @@ impl NodeCache {
     pub fn check_invariants(&self) {
         let mut bytes = 0;
         for (slot, cached) in &self.nodes {
-            assert_eq!(cached.charge, cached.memory_bytes(), "the node in slot {slot} changed uncounted");
-            assert!(cached.charge <= self.node_bytes, "the node in slot {slot} has outgrown its share");
+            assert_eq!(cached.charge, cached.memory_bytes(), "the node in slot {slot} is miscounted");
+            assert!(cached.charge <= self.node_bytes, "the node in slot {slot} is too large");
             bytes += cached.charge;
             let is_large = cached.node.pending_bytes() > self.pending_bytes_max;
             self.unwritten.check(slot, (cached.dirty_since, cached.pending_since), is_large);
             assert!(
                 !cached.is_writable() || cached.dirty_since.is_some(),
-                "what slot {slot} has is never due"
+                "the pending keys of slot {slot} are never due"
             );
         }
         let ages = self.nodes.iter().filter(|(_, cached)| cached.dirty_since.is_some()).count();
         let entries = self.nodes.iter().filter(|(_, cached)| cached.pending_since.is_some()).count();
-        assert_eq!(self.unwritten.counts(), (ages, entries), "what has nothing to write is due");
-        assert_eq!(bytes, self.bytes, "the sum is that of the nodes");
+        assert_eq!(self.unwritten.counts(), (ages, entries), "a node with nothing to write is due");
+        assert_eq!(bytes, self.bytes, "the counted bytes are those of the nodes");
         assert_eq!(self.by_pointer.len(), self.nodes.len(), "a node is found by its pointer");
-        assert!(self.bytes() <= self.bytes_max && self.bytes_max <= self.budget, "the budget is hard");
+        assert!(self.bytes() <= self.bytes_max && self.bytes_max <= self.budget, "the budget is exceeded");
     }
 
     fn settle(&mut self) {
         let bytes = self.bytes();
         self.bytes_max = self.bytes_max.max(bytes);
         // After every change: invariant L2.
-        assert!(bytes <= self.budget, "the node budget is hard: {bytes} of {}", self.budget);
+        assert!(bytes <= self.budget, "the node budget is exceeded: {bytes} of {} bytes", self.budget);
     }
 
     /// Evicts until `bytes` more fit, but never the node in `keep`; returns false if that is not

@@ -59,7 +59,7 @@ impl Unwritten {
             entry.is_none_or(|entry| self.by_entry.contains(&(entry, slot))),
             "slot {slot} is not found by its journal entry"
         );
-        assert_eq!(self.large.contains(&slot), is_large, "how much slot {slot} has to write");
+        assert_eq!(self.large.contains(&slot), is_large, "whether slot {slot} has much to write");
     }
 
     /// Returns how many leaves are indexed by age and by journal entry.

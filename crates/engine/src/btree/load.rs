@@ -74,7 +74,7 @@ pub async fn load(set: &CacheSet, child: Child) -> Result<Pin, Error> {
 pub async fn read(set: &CacheSet, child: Child) -> Result<Node, Error> {
     let geometry = set.with(|s| s.geometry);
     if child.key.sectors() > set.inner.shares.get().node_sectors {
-        return Err(Error::Inconsistent("a btree node is larger than those of its set"));
+        return Err(Error::Inconsistent("a btree node is larger than the node size of its set"));
     }
     let begun = set.env().now();
     let mut node = read_from((set.env(), set.cache()), child, &geometry, durable_blocks(set, child)).await?;

@@ -488,7 +488,7 @@ impl State {
                 // may contradict the tree. And the walk may find more in a bucket of the reserve
                 // than was known when that was allocated.
                 let is_known = !*note_held && !frontier.was_behind() && !overlay.was_there();
-                assert!(!is_known, "{part:?}: its bucket has more live sectors than it has");
+                assert!(!is_known, "{part:?}: its bucket counts more live sectors than its size");
                 failed.get_or_insert(Error::Inconsistent("two extents share sectors of a cache bucket"));
             }
         }

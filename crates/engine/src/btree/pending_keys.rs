@@ -69,7 +69,7 @@ fn enter_key(fresh: &mut [FreshNode], key: &Key) {
     while let Some(key) = rest {
         let start = key.start_position();
         let node = fresh.iter_mut().map(|fresh| &mut fresh.node).find(|node| node.position() > start);
-        let node = node.expect("together they reach to where the old ones do");
+        let node = node.expect("the new nodes cover the range of the old ones");
         let part = part_within(&key, node.position());
         node.insert(&part, &mut |_| ());
         rest = key.cut(part.end, key.end);

@@ -44,7 +44,7 @@ impl ByPointer {
     fn home(&self, word: u64) -> usize {
         // The upper bits of the product depend on the whole word.
         let scattered = word.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        usize::try_from(scattered).expect("32 bits") & (self.table.len() - 1)
+        usize::try_from(scattered).expect("32 bits fit into usize") & (self.table.len() - 1)
     }
 
     /// Returns where a word is, or would be.

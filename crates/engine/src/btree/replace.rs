@@ -138,7 +138,7 @@ async fn link(
                 (slots, Some((parent, append)))
             }
             None => {
-                let root = *slots.last().expect("a root");
+                let root = *slots.last().expect("the last slot is the root");
                 let node = s.nodes.get(root).node();
                 s.root = Child { key: *node.own(), level: node.level() };
                 s.root_pin = Some(s.nodes.pin(root));

@@ -278,9 +278,9 @@ async fn build(
     }
     let mut nodes = Vec::new();
     let mut add = async |level, end, keys: (&[Key], usize)| {
-        let own = set.with(|s| replace::node_key(s, free.pop().expect("taken for this"), end));
+        let own = set.with(|s| replace::node_key(s, free.pop().expect("taken for each node"), end));
         let (node, first) = replace::make(set, own, level, keys).await;
-        nodes.push(FreshNode { node, first, memory: memory.pop().expect("set aside for this") });
+        nodes.push(FreshNode { node, first, memory: memory.pop().expect("reserved for each node") });
         own
     };
     let mut owns = Vec::new();

@@ -250,7 +250,7 @@ impl State {
             return Ok(());
         }
         if bucket.usage != Usage::Unknown {
-            return Err(Error::Inconsistent("a node names a bucket with a generation that it has not had"));
+            return Err(Error::Inconsistent("a node names a generation that its bucket has not had"));
         }
         walk::raise(&mut self.buckets, pointer)
     }

@@ -241,7 +241,7 @@ impl State {
 
     /// What `key`, which covers `start`, says about `[start, end)`.
     pub(crate) fn pending_piece(&self, key: &Key, start: u64, end: u64) -> Piece {
-        let part = key.cut(start, end).expect("it lies over the start");
+        let part = key.cut(start, end).expect("the key covers the start");
         let content = match live_pointers(&self.buckets, &part.pointers) {
             Some(pointers) => Content::Cached { pointers, dirty: part.dirty },
             None => Content::Hole,
@@ -322,7 +322,7 @@ impl State {
         match self.overlay.keys.get(key.position()) {
             // It is the only key in its range, so it is replaced in one step.
             Some((_, found)) if found == *key => self.journal_pending(key).map(|is_all| {
-                assert!(is_all, "{key:?}: two keys lie over one place");
+                assert!(is_all, "{key:?}: two keys cover the same range");
             }),
             _ => Attempt::Done(()),
         }

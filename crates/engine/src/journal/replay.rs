@@ -65,7 +65,7 @@ pub async fn prepare(
     for records in note.chunks(VISIT_MAX) {
         walk::pause(env, records.len()).await;
         for record in records {
-            let key = key_of_note(record).ok_or(Error::Inconsistent("a record of the note holds no key"))?;
+            let key = key_of_note(record).ok_or(Error::Inconsistent("a record of the note has no key"))?;
             let checked = check_key(geometry, &key);
             checked.map_err(|source| Error::Format { doing: Doing::Note, source: source.into() })?;
             keys.push((0, key));

@@ -143,7 +143,7 @@ impl Journal {
         sequence: u64,
         last_sequence: u64,
     ) -> Self {
-        assert_eq!(newest.len(), self.buckets.len(), "one number a journal bucket");
+        assert_eq!(newest.len(), self.buckets.len(), "one number for each journal bucket");
         self.newest = newest;
         self.current = current;
         self.used_sectors = used_sectors;

@@ -53,14 +53,14 @@ struct Found {
 /// Reads the journal. An unreadable bucket fails the scan, because it may hold the newest entry.
 pub async fn scan(device: (&Env, &Disk), geometry: &Geometry) -> Result<Scan, Error> {
     let mut kept = Kept::default();
-    let mut newest = alloc::vec![0; usize::try_from(geometry.journal_buckets).expect("at most 256")];
+    let mut newest = alloc::vec![0; usize::try_from(geometry.journal_buckets).expect("at most 256 buckets")];
     let mut ends = newest.clone();
     let mut current = (0, 0, 0);
     let indices: Vec<u64> = (0..geometry.journal_buckets).collect();
     for indices in indices.chunks(DEPTH) {
         let logs = join_all(indices.iter().map(|index| read_bucket(device, geometry, *index))).await;
         for (index, log) in indices.iter().zip(logs) {
-            let index = usize::try_from(*index).expect("at most 256");
+            let index = usize::try_from(*index).expect("at most 256 buckets");
             for Found { entry, end_sector } in log? {
                 let sequence = entry.header.seq;
                 newest[index] = newest[index].max(sequence);
@@ -181,7 +181,7 @@ async fn each_whole(
 pub async fn newest_of_all(device: (&Env, &Disk), geometry: &Geometry) -> Option<(u64, usize)> {
     let mut newest = None;
     for index in 0..geometry.journal_buckets {
-        let bucket = usize::try_from(index).expect("at most 256");
+        let bucket = usize::try_from(index).expect("at most 256 buckets");
         each_whole(device, geometry, index, 0, |jset, _| {
             newest = newest.max(Some((jset.header.seq, bucket)));
         })

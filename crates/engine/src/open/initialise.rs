@@ -112,7 +112,7 @@ async fn write_first(set: &CacheSet, root: Child) -> Result<(), Error> {
     write::write_set(set, root.pointer().sector(), &first).await?;
     let edition = uuids::new_stamp(set);
     let (sector, bytes) = set.with(|s| {
-        let pointer = crate::btree::pointer_to_read(&s.uuid_key.pointers).expect("just made");
+        let pointer = crate::btree::pointer_to_read(&s.uuid_key.pointers).expect("the key was just made");
         (pointer.sector(), s.uuids.seal(edition))
     });
     let seal = uuids::seal_of(set.env(), &bytes, edition).await;

@@ -253,7 +253,7 @@ fn next_superblock(set: &CacheSet) -> Box<[u8; SUPERBLOCK_BYTES]> {
 /// Refuses a number so large that counting on from it could overflow: no set lives that long.
 fn check_number(sequence: u64) -> Result<(), Error> {
     if sequence > u64::MAX / 2 {
-        return Err(Error::Inconsistent("a number of the journal or the priorities is impossibly large"));
+        return Err(Error::Inconsistent("a sequence number of the journal or priorities is far too large"));
     }
     Ok(())
 }

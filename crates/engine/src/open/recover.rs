@@ -266,7 +266,7 @@ fn root_of(geometry: &Geometry, key: &Key, level: u16) -> Result<Child, Error> {
         return Err(Error::Inconsistent("the root does not cover the whole key space"));
     }
     let level = u8::try_from(level).ok().filter(|level| *level < LEVELS_MAX);
-    let level = level.ok_or(Error::Inconsistent("the root's level is impossible"))?;
+    let level = level.ok_or(Error::Inconsistent("the root has an invalid level"))?;
     Ok(Child { key: *key, level })
 }
 

@@ -76,7 +76,7 @@ impl CacheSet {
                 return asks.rest(request, Ok((target, asked))).into();
             }
             (Err(error), request) => return asks.rest(request, Err(error)).into(),
-            (Ok(Started::Hit(..) | Started::Miss(_)), _) => unreachable!("it is a read"),
+            (Ok(Started::Hit(..) | Started::Miss(_)), _) => unreachable!("only a read is a hit or a miss"),
         }
         Begun::UnderWay
     }

@@ -69,7 +69,7 @@ impl CacheSet {
         let (backing, planned, wakes) = {
             let under_way = self.inner.under_way.borrow();
             let Missing { target, miss, .. } = &under_way.misses[place];
-            (target.backing.clone().expect("it is read from there"), miss.planned, miss.wakes)
+            (target.backing.clone().expect("a miss is read from there"), miss.planned, miss.wakes)
         };
         if wakes {
             // The device is awake, so gathered write-back is sent, too.

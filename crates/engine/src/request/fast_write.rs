@@ -88,7 +88,7 @@ impl State {
         if is_limited {
             self.room.admit(range.sectors());
         }
-        let volume = self.volumes.get_mut(target.id).expect("it was there");
+        let volume = self.volumes.get_mut(target.id).expect("the volume was found in this transition");
         let claim = volume.ranges.begin_write(range.start, range.end);
         let is_first = target.backing.is_some() && volume.begins_dirty(self.now);
         self.stats.written.add(Cause::Data, payload.len());
@@ -168,7 +168,7 @@ impl CacheSet {
                 return asks.rest(request, Ok((target, asked))).into();
             }
             (Err(error), request) => return asks.rest(request, Err(error)).into(),
-            (Ok(Started::Put { .. }), _) => unreachable!("it is a write"),
+            (Ok(Started::Put { .. }), _) => unreachable!("only a write is put"),
         }
         Begun::UnderWay
     }

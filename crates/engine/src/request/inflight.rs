@@ -28,7 +28,7 @@ pub trait Asker {
 }
 
 /// The outcome of [`CacheSet::ask`].
-#[must_use = "the rest of a request is to be served, and who was refused to be told"]
+#[must_use = "the rest of a request must be served, and a refusal must be reported"]
 pub enum Begun {
     /// The asker will be told the result, once.
     UnderWay,

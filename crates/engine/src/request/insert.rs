@@ -26,7 +26,7 @@ impl Chunk {
     /// Returns the first sector of its first copy on the cache device.
     #[must_use]
     pub fn sector(&self) -> u64 {
-        self.space.pointers.as_slice().first().expect("space is somewhere").sector()
+        self.space.pointers.as_slice().first().expect("allocated space has a pointer").sector()
     }
 
     /// Returns the end of the part.
@@ -38,7 +38,7 @@ impl Chunk {
     /// Returns it as a key of volume `inode`.
     #[must_use]
     pub fn key(&self, inode: bcached_format::Inode, dirty: bool) -> Key {
-        let size = u16::try_from(self.space.sectors).expect("space is cut to a key");
+        let size = u16::try_from(self.space.sectors).expect("allocated space fits a key");
         Key { inode, size, dirty, end: self.end(), pointers: self.space.pointers }
     }
 }
@@ -272,7 +272,7 @@ async fn drop_copy(set: &CacheSet, target: &Target, copy: Key) {
 /// in the transition that inserts. Unpins the key in any case. A failure is ignored, because the
 /// key is optional.
 pub async fn insert_clean(set: &CacheSet, target: &Target, key: &Key, claim: Claim) {
-    debug_assert!(pointer_to_read(&key.pointers).is_some(), "clean data lies somewhere");
+    debug_assert!(pointer_to_read(&key.pointers).is_some(), "clean data has a pointer");
     let mut rest = Some(*key);
     while let Some(part) = rest {
         let inserted = set

@@ -45,7 +45,7 @@ const NOWHERE: u32 = u32::MAX;
 
 /// The class of the first list of cleanings.
 const CLEANINGS: u8 = 3;
-const _: () = assert!(CLEANINGS as usize == LENGTHS.len(), "they follow the others");
+const _: () = assert!(CLEANINGS as usize == LENGTHS.len(), "the lists of cleanings follow the others");
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
@@ -135,7 +135,7 @@ impl Ranges {
         let (number, class) = self.claim(start, end);
         let entry = Entry { start, number, end, kind };
         self.writes += usize::from(entry.is_write());
-        let place = u32::try_from(self.entries.insert(entry)).expect("fewer than that are in flight");
+        let place = u32::try_from(self.entries.insert(entry)).expect("fewer than 2^32 entries are in flight");
         let list = &mut self.lists[usize::from(class)];
         // No entry there has a higher number.
         let at = list.partition_point(|other| other.start <= start);
@@ -145,7 +145,7 @@ impl Ranges {
 
     /// Returns a number for the next entry, and the class of its length.
     fn claim(&mut self, start: u64, end: u64) -> (u64, u8) {
-        assert!(start < end, "a claim covers something");
+        assert!(start < end, "a claim covers at least one sector");
         let number = self.next;
         self.next += 1;
         (number, LENGTHS.iter().map(|longest| u8::from(*longest < end - start)).sum())
@@ -206,7 +206,7 @@ impl Ranges {
     /// dropped and parked pieces are cut (invariant D34). Each cut is passed to `cut`, which
     /// adjusts the pins of the bucket.
     pub fn try_grant(&mut self, claim: Claim, cut: &mut dyn FnMut(Cut)) -> bool {
-        let Entry { start, end, .. } = *self.entry(claim).expect("it was queued");
+        let Entry { start, end, .. } = *self.entry(claim).expect("the claim was queued");
         let is_earlier_write = |entry: &Entry| entry.number < claim.number && entry.is_write();
         if self.overlapping(start, end).any(is_earlier_write) {
             return false;
@@ -220,7 +220,7 @@ impl Ranges {
             }
         }
         self.cut_parked(start, end, cut);
-        self.entry_mut(claim).expect("it was queued").kind = Kind::Write { granted: true };
+        self.entry_mut(claim).expect("the claim was queued").kind = Kind::Write { granted: true };
         true
     }
 

@@ -479,7 +479,7 @@ async fn read_again(
     range: Range,
     buffer: Buffer,
 ) -> (Result<(), Error>, Buffer) {
-    let backing = target.backing.as_ref().expect("clean data has an original");
+    let backing = target.backing.as_ref().expect("clean data has a backing device");
     let (result, buffer) = read_instead(set, target, backing, range.start, buffer).await;
     match write::survey(set, target, range).await {
         Ok(survey) if !survey.dirty => (result, buffer),

@@ -417,7 +417,7 @@ async fn keep_clean(set: &CacheSet, target: &Target, chunk: Chunk, stamp: Stamp)
         Clean::Void => set.release_chunks(&[chunk]),
         Clean::Ready => {
             // This is optional: the data is on the backing device.
-            let key = chunk.key(target.inode.expect("attached"), false);
+            let key = chunk.key(target.inode.expect("only attached volumes are cached"), false);
             let _ = set.put_key(&key, Record::Fill).await;
             set.release_chunks(&[chunk]);
         }

@@ -271,7 +271,7 @@ async fn write_as_data(
 
 /// Splits a range into parts that are each written at once, with their zeroes.
 fn zeroes(range: Range) -> impl Iterator<Item = (Range, Payload)> {
-    let bytes = |sectors: u64| usize::try_from(sectors * 512).expect("bounded");
+    let bytes = |sectors: u64| usize::try_from(sectors * 512).expect("a write of zeroes fits in memory");
     let all = Buffer::zeroed(bytes(range.sectors().min(WRITE_SECTORS_MAX))).freeze();
     let mut at = range.start;
     core::iter::from_fn(move || {

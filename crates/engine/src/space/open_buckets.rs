@@ -117,7 +117,7 @@ impl OpenBuckets {
         wanted: u64,
         keep: usize,
     ) -> Option<Space> {
-        assert!(wanted > 0, "space for nothing");
+        assert!(wanted > 0, "at least one sector is requested");
         let end = self.end(class);
         let place = match self.open.place(class) {
             Ok(place) => place,
@@ -219,7 +219,7 @@ impl OpenBucket {
     /// Records an extent appended to the bucket, which begins at `of` in its volume. Extents beyond
     /// `most` are not recorded.
     fn remember(&mut self, of: Position, sectors: u64, most: usize) {
-        let sectors = u32::try_from(sectors).expect("a bucket has fewer");
+        let sectors = u32::try_from(sectors).expect("a bucket has fewer than 2^32 sectors");
         let goes_on = |last: &&mut Extent| last.inode == of.inode && last.end() == of.offset;
         if let Some(last) = self.extents.last_mut().filter(goes_on) {
             last.sectors += sectors;

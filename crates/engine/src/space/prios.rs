@@ -126,14 +126,14 @@ pub async fn read(
     let mut bucket = first;
     for index in 0..geometry.prio_sets() {
         if !geometry.is_usable(bucket) || stored.chain.iter().any(|seen| seen.index == bucket) {
-            return Err(Error::Inconsistent("the chain of priorities leaves the device or runs in a circle"));
+            return Err(Error::Inconsistent("the chain of priorities leaves the device or loops"));
         }
         let id = BucketId { device: bcached_format::DeviceIndex(0), index: bucket };
         let buffer = read_set(disk, geometry, id).await?;
         let sum = sum(env, buffer.as_slice()).await;
         let parsed = parse(buffer.as_slice(), geometry, sum)?;
         if index > 0 && parsed.seq != stored.sequence {
-            return Err(Error::Inconsistent("the chain of priorities mixes two writes"));
+            return Err(Error::Inconsistent("the chain of priorities mixes blocks of two writes"));
         }
         stored.sequence = parsed.seq;
         let missing = geometry.buckets - stored.entries.len() as u64;

@@ -126,7 +126,7 @@ pub async fn each_named(
 }
 
 async fn is_proven((env, disk): (&Env, &Disk), geometry: &Geometry, stored: &Stored, index: u64) -> bool {
-    let (generation, _) = stored.entries[usize::try_from(index).expect("a table index")];
+    let (generation, _) = stored.entries[usize::try_from(index).expect("the index is in the table")];
     let id = BucketId { device: DeviceIndex(0), index };
     let block = Buffer::zeroed(geometry.block_bytes());
     let (read, block) = disk.read(geometry.sector_of(id), block).await;

@@ -285,7 +285,7 @@ impl CacheSet {
     async fn make_range_void(&self, target: &Target, range: Range) -> Result<(), Error> {
         let Some(inode) = target.inode else { return Ok(()) };
         if target.backing.is_some() && write::survey(self, target, range).await?.dirty {
-            return Err(Error::Inconsistent("dirty data behind the end of a volume"));
+            return Err(Error::Inconsistent("dirty data lies behind the end of a volume"));
         }
         let mut at = range.start;
         while at < range.end {

@@ -92,15 +92,15 @@ fn check_same(s: &mut State, id: VolumeId, disk: &Disk, found: &BackingSuperbloc
     let volume = s.volumes.get(id).ok_or(Error::NoVolume)?;
     let backing = volume.backing.as_ref().ok_or(Error::FlashOnly)?;
     if found.uuid() != volume.uuid {
-        return Err(Error::NotAsItWas("it is another device"));
+        return Err(Error::NotAsItWas("it is a different device"));
     }
     if disk.info().sectors < backing.disk.info().sectors {
-        return Err(Error::NotAsItWas("it is shorter"));
+        return Err(Error::NotAsItWas("it is shorter than before"));
     }
     if found.seal() == backing.superblock.seal() || may_be_ours(s, volume, found) {
         Ok(())
     } else {
-        Err(Error::NotAsItWas("somebody else has used it meanwhile"))
+        Err(Error::NotAsItWas("another program has used it since"))
     }
 }
 

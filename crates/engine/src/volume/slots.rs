@@ -109,7 +109,7 @@ impl CacheSet {
         // A crash cannot bring back anything under this inode: invariant D18.
         writer::commit(self).await?;
         if self.survey_beyond(gone, 0, |left| left.present).await?.present {
-            return Err(Error::Inconsistent("a volume that is long gone has new keys"));
+            return Err(Error::Inconsistent("a volume whose slot was invalidated long ago has new keys"));
         }
         self.with(|s| s.uuids.free(gone));
         Ok(())

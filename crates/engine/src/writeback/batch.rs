@@ -302,7 +302,7 @@ fn choose_in_leaf(
     });
     let Attempt::Done(mut upto) = found else { return found };
     if dirty.len() == PIECE_KEYS {
-        upto = dirty.last().expect("it is full").end;
+        upto = dirty.last().expect("the list is full").end;
     }
     let now = s.now;
     if let Some(volume) = s.volumes.get_mut(target.id) {

@@ -214,7 +214,7 @@ impl Carriers<'_> {
         // Of several copies one may be gone: its bucket then holds other data.
         let living = self.set.with(|s| live_pointers(&s.buckets, &key.pointers));
         let Some(pointer) = living.and_then(|pointers| pointer_to_read(&pointers)) else {
-            return (Err(Error::Inconsistent("dirty data without a place")), buffer);
+            return (Err(Error::Inconsistent("dirty data has no valid pointer")), buffer);
         };
         let (read, buffer) = self.set.read_cache(pointer.sector(), buffer).await;
         (read.map_err(Error::io(Doing::Data)), buffer)

@@ -226,7 +226,7 @@ impl Places {
     fn take_out(&mut self, start: u64, end: u64) {
         loop {
             let Some(at) = self.overlapping(start, end).next().map(|(at, _)| at) else { break };
-            let place = self.by_start.remove(&at).expect("it was found there");
+            let place = self.by_start.remove(&at).expect("the extent was just found");
             if place.end > end {
                 self.by_start.insert(end, place.clone());
             }
@@ -242,8 +242,8 @@ impl Places {
             let pairs = self.by_start.iter().zip(self.by_start.iter().skip(1));
             let nearest = pairs.min_by_key(|((_, place), (start, _))| **start - place.end);
             let Some(next) = nearest.map(|(_, (start, _))| *start) else { return };
-            let next = self.by_start.remove(&next).expect("it was found there");
-            let before = self.by_start.range_mut(..next.end).next_back().expect("it has one before it").1;
+            let next = self.by_start.remove(&next).expect("the extent was just found");
+            let before = self.by_start.range_mut(..next.end).next_back().expect("an extent lies before it").1;
             before.end = next.end;
             before.tries = before.tries.max(next.tries);
             before.delays = before.delays.max(next.delays);

@@ -92,7 +92,7 @@ impl Stripes {
     /// Uncounts `[start, end)`, which was dirty.
     pub fn remove(&mut self, start: u64, end: u64) {
         self.change(start, end.min(self.counted_to), |dirty, sectors| {
-            dirty.checked_sub(sectors).expect("no more dirty sectors leave a stripe than came to it")
+            dirty.checked_sub(sectors).expect("a stripe loses no more dirty sectors than it has")
         });
     }
 
@@ -112,8 +112,8 @@ impl Stripes {
             let (page, place) = place_of(stripe);
             let nothing = || alloc::vec![0; PAGE].into_boxed_slice();
             let dirty = &mut self.dirty.entry(page).or_insert_with(nothing)[place];
-            *dirty = change(*dirty, u32::try_from(upto - start).expect("a stripe is not so long"));
-            assert!(u64::from(*dirty) <= self.sectors, "stripe {stripe}: {dirty} sectors are dirty");
+            *dirty = change(*dirty, u32::try_from(upto - start).expect("fewer than 2^32 sectors"));
+            assert!(u64::from(*dirty) <= self.sectors, "stripe {stripe} has {dirty} dirty sectors");
             if u64::from(*dirty) == self.sectors {
                 self.full.insert(stripe);
             } else {

@@ -131,14 +131,16 @@ fn a_device_that_is_not_as_it_was_changes_nothing() {
             change(&world, new, made);
             new
         };
-        let used = "somebody else has used it meanwhile";
+        let used = "another program has used it since";
         let stale = copy(&|superblock| superblock.set_state(BackingState::Stale));
         let clean = copy(&|superblock| superblock.set_state(BackingState::Clean));
         let elsewhere = copy(&|superblock| superblock.set_set_uuid(Uuid([9; 16])));
         let shorter = copy(&|_| ());
         world.borrow_mut().resize(shorter.0 as usize, SIZES.backing - 8);
         pull(&world);
-        for (new, why) in [(stale, used), (clean, used), (elsewhere, used), (shorter, "it is shorter")] {
+        for (new, why) in
+            [(stale, used), (clean, used), (elsewhere, used), (shorter, "it is shorter than before")]
+        {
             assert_eq!(set.take_back(volume, new).await, not_as_it_was(why));
         }
         assert_eq!(set.take_back(volume, DiskId(0)).await, Err(Error::NotABacking));
@@ -175,7 +177,7 @@ fn a_superblock_in_doubt_may_be_either_of_two() {
         assert!(set.set_cache_mode(volume, CacheMode::Writethrough).await.is_err());
         let clean = world.borrow_mut().copy(new);
         change(&world, clean, |superblock| superblock.set_state(BackingState::Clean));
-        let used = "somebody else has used it meanwhile";
+        let used = "another program has used it since";
         assert_eq!(set.take_back(volume, clean).await, not_as_it_was(used), "8 sectors are dirty");
         let other = world.borrow_mut().copy(new);
         change(&world, other, |superblock| superblock.set_cache_mode(CacheMode::Writethrough));
@@ -207,7 +209,7 @@ fn an_older_copy_is_not_taken_back() {
             pull(&world);
             for copy in [during, stopped] {
                 let taken = set.take_back(volume, copy).await;
-                assert_eq!(taken, not_as_it_was("somebody else has used it meanwhile"));
+                assert_eq!(taken, not_as_it_was("another program has used it since"));
             }
             set.take_back(volume, now).await.expect("this is what it was");
             world.borrow_mut().fate = None;
@@ -233,7 +235,7 @@ fn a_superblock_that_failed_to_say_whose_the_device_is_may_say_it() {
         assert_eq!(superblock_on(&world.borrow(), nobodys).state(), BackingState::None);
         let used = world.borrow_mut().copy(BACKING);
         change(&world, used, |superblock| superblock.set_label(Label::from_text("another").expect("short")));
-        assert_eq!(set.take_back(volume, used).await, not_as_it_was("somebody else has used it meanwhile"));
+        assert_eq!(set.take_back(volume, used).await, not_as_it_was("another program has used it since"));
         set.take_back(volume, nobodys).await.expect("this set has written that");
         world.borrow_mut().fate = None;
         ask(&set, volume, write(0, 8, 1)).await;

@@ -285,10 +285,10 @@ impl Executor {
         }
         let pick = usize::try_from(rng.below(all as u64)).expect("an index below a length");
         if pick < tasks {
-            let task = self.ready.swap_remove_back(pick).expect("there are so many");
+            let task = self.ready.swap_remove_back(pick).expect("the index is valid");
             self.poll(task);
         } else {
-            let (place, completion) = self.untold.swap_remove_back(pick - tasks).expect("there are so many");
+            let (place, completion) = self.untold.swap_remove_back(pick - tasks).expect("the index is valid");
             self.tell(place, completion, None);
         }
         true

@@ -202,7 +202,7 @@ impl Env {
     pub fn set_breath(&self, nanoseconds: u64) {
         assert!(
             nanoseconds <= BREATH_NS_MAX,
-            "{nanoseconds} ns, and a transition besides, keep others waiting"
+            "{nanoseconds} ns and one more transition keep other tasks waiting for too long"
         );
         if !self.core.is_out_of_breath.get() {
             self.core.breath_ns.set(nanoseconds);

@@ -26,7 +26,7 @@ pub const FIRST_BUCKET: Field =
     Field::new(204, 2, "first_bucket", "cache: first usable bucket; backing: junk");
 pub const JOURNAL_COUNT: Field = Field::new(206, 2, "njournal_buckets", "n");
 pub const JOURNAL: Field =
-    Field::new(208, 2048, "d", "u64 numbers of the journal buckets; the first n count");
+    Field::new(208, 2048, "d", "u64 numbers of the journal buckets; the first n are used");
 pub const BUCKET_SIZE_HIGH: Field = Field::new(2256, 2, "bucket_size_hi", "obsolete");
 
 /// Layout table of a superblock.

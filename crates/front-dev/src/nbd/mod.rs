@@ -47,12 +47,12 @@ enum Tried {
 pub(crate) fn probe() -> Result<(), String> {
     let all = numbers(Path::new(BLOCK));
     if all.is_empty() {
-        return Err("there is no /dev/nbd0: load the module (modprobe nbd)".to_owned());
+        return Err("/dev/nbd0 does not exist: load the module (modprobe nbd)".to_owned());
     }
     let may = rustix::thread::capabilities(None)
         .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
     if !may {
-        return Err("setting a device up takes CAP_SYS_ADMIN: root is needed".to_owned());
+        return Err("setting up a device needs CAP_SYS_ADMIN: root is needed".to_owned());
     }
     let first = free(Path::new(BLOCK)).into_iter().next().ok_or_else(|| none_free(all.len()))?;
     open(first).map(drop).map_err(|errno| unusable(first, errno))
@@ -67,7 +67,10 @@ fn unusable(number: u32, errno: Errno) -> String {
     let path = path.display();
     match errno {
         Errno::NOENT | Errno::NXIO => {
-            format!("{path} does not exist, though the kernel has the device: give it to this container")
+            format!(
+                "{path} does not exist, though the kernel has the device: give the device to this \
+                 container"
+            )
         }
         Errno::ACCESS | Errno::PERM => format!("{path} may not be opened: root is needed"),
         other => format!("{path} cannot be opened: {}", io::Error::from(other)),
@@ -107,7 +110,7 @@ impl NbdDevice {
     ) -> Result<Self, String> {
         let block_bytes = u64::from(export.block_sectors) * SECTOR_BYTES;
         if !block_bytes.is_power_of_two() || !BLOCK_BYTES.contains(&block_bytes) {
-            return Err(format!("the block of {block_bytes} bytes is none that a block device can have"));
+            return Err(format!("a block device cannot have blocks of {block_bytes} bytes"));
         }
         for number in free(Path::new(BLOCK)) {
             match Self::try_one(number, export, connection, Arc::clone(on_end))? {
@@ -138,11 +141,16 @@ impl NbdDevice {
             on_end();
         };
         let named = format!("nbd{number}");
-        thread::Builder::new().name(named).spawn(body).map_err(|error| format!("no thread: {error}"))?;
+        thread::Builder::new()
+            .name(named)
+            .spawn(body)
+            .map_err(|error| format!("cannot start a thread: {error}"))?;
         match told.recv_timeout(QUICK) {
             Ok(Ok(())) => {}
             Ok(Err(Errno::BUSY)) => return Ok(Tried::Taken),
-            Ok(Err(errno)) => return Err(format!("the kernel's NBD client: {}", io::Error::from(errno))),
+            Ok(Err(errno)) => {
+                return Err(format!("the kernel's NBD client failed: {}", io::Error::from(errno)));
+            }
             Err(_) => return Err("the kernel's NBD client does not answer".to_owned()),
         }
         let device = Self { path: path_of(number), device, block_sectors, ended };
@@ -159,7 +167,7 @@ impl NbdDevice {
         while !place.join("pid").exists() || size() != Some(sectors) {
             if self.has_ended() || Instant::now() > deadline {
                 let _gone = self.remove();
-                return Err(format!("{} was not served when it was set up", self.path.display()));
+                return Err(format!("{} is not served after it was set up", self.path.display()));
             }
             thread::sleep(PAUSE);
         }
@@ -186,7 +194,7 @@ impl NbdDevice {
         let path = self.path.display();
         self.device
             .sync_data()
-            .map_err(|error| format!("what the kernel keeps of {path} cannot be written: {error}"))
+            .map_err(|error| format!("the kernel's dirty pages of {path} cannot be written: {error}"))
     }
 
     /// Removes the device.
@@ -201,7 +209,7 @@ impl NbdDevice {
                 return Ok(());
             }
         }
-        Err(format!("the kernel does not let go of {}", self.path.display()))
+        Err(format!("the kernel has not released {}", self.path.display()))
     }
 }
 

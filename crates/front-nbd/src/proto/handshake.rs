@@ -226,7 +226,7 @@ impl Handshake {
                 self.error(
                     option,
                     option_reply::ERR_TLS_REQD,
-                    "TLS first: this server answers nothing else without it",
+                    "TLS is required: this server answers nothing else before it",
                 );
             }
             option::INFO | option::GO => return self.info_or_go(option, data, catalog),
@@ -237,9 +237,9 @@ impl Handshake {
             }
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.meta_context(option, data, catalog),
             option::LIST | option::STRUCTURED_REPLY => {
-                self.error(option, option_reply::ERR_INVALID, "this option has no data");
+                self.error(option, option_reply::ERR_INVALID, "this option takes no data");
             }
-            _ => self.error(option, option_reply::ERR_UNSUP, "this option is not known here"),
+            _ => self.error(option, option_reply::ERR_UNSUP, "unknown option"),
         }
         Step::Continue
     }
@@ -247,9 +247,13 @@ impl Handshake {
     fn start_tls(&mut self, data: &[u8]) -> Step {
         let option = option::STARTTLS;
         match self.encryption {
-            _ if !data.is_empty() => self.error(option, option_reply::ERR_INVALID, "this option has no data"),
-            Encryption::None => self.error(option, option_reply::ERR_UNSUP, "there is no TLS on this socket"),
-            Encryption::Begun => self.error(option, option_reply::ERR_INVALID, "TLS has begun already"),
+            _ if !data.is_empty() => {
+                self.error(option, option_reply::ERR_INVALID, "this option takes no data");
+            }
+            Encryption::None => {
+                self.error(option, option_reply::ERR_UNSUP, "TLS is not available on this socket");
+            }
+            Encryption::Begun => self.error(option, option_reply::ERR_INVALID, "TLS has already begun"),
             Encryption::Demanded => {
                 self.reply(option, option_reply::ACK, &[]);
                 self.encryption = Encryption::Begun;
@@ -341,7 +345,7 @@ impl Handshake {
             self.context_for = None;
         }
         if !self.structured {
-            self.error(option, option_reply::ERR_INVALID, "structured replies must be agreed on first");
+            self.error(option, option_reply::ERR_INVALID, "structured replies must be negotiated first");
             return;
         }
         let question = match ContextQuestion::parse(data) {
@@ -385,7 +389,7 @@ impl Handshake {
 
     fn reply(&mut self, option: u32, kind: u32, parts: &[&[u8]]) {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
-        let bytes = u32::try_from(bytes).expect("names and sentences are short");
+        let bytes = u32::try_from(bytes).expect("names and texts are short");
         self.outgoing.extend_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
         for number in [option, kind, bytes] {
             self.outgoing.extend_from_slice(&number.to_be_bytes());
@@ -433,5 +437,5 @@ fn preferred_block(export: &Export) -> u32 {
 }
 
 fn be_u32(bytes: &[u8], at: usize) -> u32 {
-    u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes are four bytes"))
+    u32::from_be_bytes(bytes[at..at + 4].try_into().expect("the slice has four bytes"))
 }

@@ -84,7 +84,7 @@ pub fn converse_with(encryption: Encryption, mut input: &[u8]) -> Conversation {
     let agreed = loop {
         conversation.outgoing.extend(handshake.take_outgoing());
         let needed = handshake.needed();
-        assert!(needed <= OPTION_BYTES_MAX as usize, "a peer cannot make us collect more");
+        assert!(needed <= OPTION_BYTES_MAX as usize, "a peer cannot make the server collect more");
         let Some((bytes, rest)) = input.split_at_checked(needed) else {
             conversation.end = End::Silence(input.len());
             return conversation;

@@ -107,7 +107,7 @@ impl Awaited {
         if !structured {
             return self.simple(error.0, head);
         }
-        let text_bytes = u16::try_from(text.len()).expect("our own short sentence");
+        let text_bytes = u16::try_from(text.len()).expect("error texts are short");
         self.chunk(chunk::ERROR, 6 + u32::from(text_bytes), head);
         head.extend_from_slice(&error.0.to_be_bytes());
         head.extend_from_slice(&text_bytes.to_be_bytes());
@@ -146,8 +146,8 @@ const fn refusal_text(error: NbdError) -> &'static str {
     match error {
         NbdError::EPERM => "this client may not write: the export is read-only, or another client is writing",
         NbdError::ENOSPC => "the write goes beyond the end of the export",
-        NbdError::ENOTSUP => "zeroes are not faster than a write",
-        _ => "the request is malformed or outside the export; offset and length are multiples of 512",
+        NbdError::ENOTSUP => "writing zeroes is not faster here than writing data",
+        _ => "the request is malformed or outside the export; offset and length must be multiples of 512",
     }
 }
 

@@ -211,10 +211,10 @@ pub enum Violation {
     #[error("unknown handshake flags {0:#x}")]
     HandshakeFlags(u32),
     /// An option does not start with its magic.
-    #[error("an option begins with {0:#018x}")]
+    #[error("an option begins with the wrong magic number {0:#018x}")]
     OptionMagic(u64),
     /// An option is longer than any real client would send.
-    #[error("option {option} claims {bytes} bytes")]
+    #[error("option {option} claims a length of {bytes} bytes")]
     OptionSize {
         /// The option.
         option: u32,
@@ -233,12 +233,12 @@ pub enum Violation {
     NotEncrypted,
     /// Bytes arrived after STARTTLS and before its answer: their author may not be the peer that
     /// then speaks TLS.
-    #[error("something was sent between STARTTLS and its answer")]
+    #[error("data arrived between STARTTLS and its answer")]
     BeforeTls,
     /// A request does not start with its magic.
-    #[error("a request begins with {0:#010x}")]
+    #[error("a request begins with the wrong magic number {0:#010x}")]
     RequestMagic(u32),
     /// A write is larger than any real client would send.
-    #[error("a write claims {0} bytes")]
+    #[error("a write claims a length of {0} bytes")]
     PayloadSize(u32),
 }

@@ -12,14 +12,16 @@ pub(super) const KNOWN: &str =
 
 /// X.509 version 1 had no extensions; tools still create such certificates if no extension is
 /// requested.
-const VERSION_1: &str = "it is of X.509 version 1, which has no extensions and is not taken: sign it again with one, as \
-     `openssl x509 -req -extfile FILE` does with a FILE of `basicConstraints = CA:FALSE`";
+const VERSION_1: &str = "it is of X.509 version 1, which has no extensions and is not accepted: sign it \
+     again with an extension, as with `openssl x509 -req -extfile FILE` and a FILE of \
+     `basicConstraints = CA:FALSE`";
 
 /// Why TLS did not begin on a connection.
 pub(super) fn of_peer(error: Error) -> io::Error {
     let why = match &error {
         Error::NoCertificatesPresented => format!(
-            "the client shows no certificate: it has none, or its key is of a kind that is not known here ({KNOWN})"
+            "the client presents no certificate: it has none, or its key is of an unsupported kind \
+             (supported: {KNOWN})"
         ),
         Error::InvalidCertificate(certificate) => {
             format!("the client's certificate is refused: {}", of_certificate(certificate))
@@ -37,28 +39,27 @@ pub(super) fn of_certificate(error: &CertificateError) -> Cow<'static, str> {
         {
             VERSION_1.into()
         }
-        CertificateError::BadEncoding => {
-            "it cannot be read: it is damaged, or has what X.509 does not allow".into()
-        }
-        CertificateError::UnknownIssuer => "nobody has signed it whose certificate is in ca-cert.pem".into(),
+        CertificateError::BadEncoding => "it cannot be read: it is damaged, or violates X.509".into(),
+        CertificateError::UnknownIssuer => "it is not signed by an authority in ca-cert.pem".into(),
         CertificateError::BadSignature => {
-            "its signature is not that of the certificate in ca-cert.pem".into()
+            "its signature does not match the certificate in ca-cert.pem".into()
         }
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-            format!("it is not valid any more: {error}").into()
+            format!("it has expired: {error}").into()
         }
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
             format!("it is not valid yet: {error}").into()
         }
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
-            "its extended key usage does not allow it (clientAuth is for clients, serverAuth for servers)"
+            "its extended key usage does not allow this (clientAuth is for clients, serverAuth for \
+             servers)"
                 .into()
         }
         CertificateError::UnsupportedSignatureAlgorithmContext { signature_algorithm_id, .. }
         | CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext {
             signature_algorithm_id, ..
         } => format!(
-            "it is signed with an algorithm that is not known here ({}); known: {KNOWN}",
+            "it is signed with an unsupported algorithm ({}); supported: {KNOWN}",
             named(signature_algorithm_id)
         )
         .into(),
@@ -78,9 +79,7 @@ pub(super) const fn kind_of(key: &PrivateKeyDer<'_>) -> &'static str {
 
 /// Why a key of that kind cannot be used. The library has tried everything it supports.
 pub(super) fn of_key(kind: &str, error: &Error) -> String {
-    format!(
-        "it is {kind}, of a curve, size or kind that is not known here, or damaged ({error}); known: {KNOWN}"
-    )
+    format!("it is {kind}, of an unsupported curve, size or kind, or damaged ({error}); supported: {KNOWN}")
 }
 
 /// The common name of the algorithm with this DER-encoded identifier.

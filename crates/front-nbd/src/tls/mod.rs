@@ -32,10 +32,10 @@ pub struct Tls(Arc<ServerConfig>);
 #[non_exhaustive]
 pub enum TlsError {
     /// No certificate can be read.
-    #[error("there is no certificate in PEM in it")]
+    #[error("it contains no certificate in PEM")]
     NoCertificate(Part),
     /// No key can be read.
-    #[error("there is no private key in PEM in it")]
+    #[error("it contains no private key in PEM")]
     NoKey(Part),
     /// A certificate is invalid or could not be verified by any client, or a key is of an
     /// unsupported kind.
@@ -50,7 +50,7 @@ pub enum TlsError {
     #[error("it is not the key of the certificate")]
     OtherKey,
     /// Client certificates could not be verified with these authorities.
-    #[error("clients' certificates cannot be checked with it: {0}")]
+    #[error("it cannot be used to check the clients' certificates: {0}")]
     Authorities(VerifierBuilderError),
 }
 
@@ -90,7 +90,7 @@ impl Tls {
         let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| TlsError::NoKey(Part::Key))?;
         let versions =
             ServerConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions();
-        let builder = versions.expect("the provider has what the versions need");
+        let builder = versions.expect("the provider supports the default TLS versions");
         let builder = match authorities {
             None => builder.with_no_client_auth(),
             Some(authorities) => {

@@ -114,7 +114,7 @@ impl<S: Keys, const EXTENTS: bool> Sets<S, EXTENTS> {
     fn go_back(&mut self, index: usize, key: Key) {
         if self.queue.is_known(index) {
             let set = &mut self.sets[index];
-            debug_assert!(set.behind.is_none(), "it went on by one key");
+            debug_assert!(set.behind.is_none(), "the set has advanced by one key only");
             set.behind = Some(set.key);
         }
         self.stand_at(index, key);
@@ -164,7 +164,7 @@ impl<S: Keys> Keys for Newest<S> {
                 }
                 continue;
             }
-            let behind = held.cut(key.start(), u64::MAX).expect("the newer one begins inside");
+            let behind = held.cut(key.start(), u64::MAX).expect("the newer key begins inside the older one");
             self.sets.go_back(holder, behind);
             self.held = None;
             if let Some(front) = held.cut(0, key.start()) {

@@ -24,7 +24,7 @@ pub fn with(superblock: &CacheSuperblock) -> Result<Device, Failure> {
         Failure::new(Kind::Io, "cannot serve volumes without a cache").why(error.to_string())
     };
     let bytes = superblock.seal();
-    debug_assert_eq!(bytes.len(), SUPERBLOCK_BYTES, "it is written whole");
+    debug_assert_eq!(bytes.len(), SUPERBLOCK_BYTES, "the superblock is written as a whole");
     let file = rustix::fs::memfd_create("bcached-none", rustix::fs::MemfdFlags::CLOEXEC)
         .map_err(|error| cannot(&error.into()))?;
     let file = File::from(file);

@@ -63,7 +63,7 @@ pub fn forsake(name: &str) -> Result<(), Failure> {
         BackingState::None => return Ok(()),
         BackingState::Dirty => {
             return Err(Failure::new(Kind::DataLoss, format!("cannot take {name} from its cache"))
-                .why("its newest data is there"));
+                .why("its newest data is in that cache"));
         }
     }
     device.write_at(SUPERBLOCK_SECTOR, &superblock.seal()[..])?;
@@ -100,7 +100,7 @@ pub fn look_where_backing(name: &str) -> Result<(BackingSuperblock, Presence), F
 fn wrong_role(device: &Device, found: &str, option: &str) -> Failure {
     Failure::new(Kind::NotBcache, format!("cannot use {}", device.path().display()))
         .why(format!("it is {found}"))
-        .next(format!("name it as such ({option})"))
+        .next(format!("name it with {option}"))
 }
 
 fn open(name: &str) -> Result<(Device, Superblock), Failure> {
@@ -137,8 +137,8 @@ fn read_superblock(device: &Device) -> Result<Superblock, Failure> {
     let facts = DeviceFacts { sectors: info.sectors, logical_block_sectors: logical_block_sectors.into() };
     raw.check(facts).map_err(|error| {
         cannot(Failure::kind_of_superblock(error))
-            .why(format!("its superblock is not sound: {error}"))
-            .next("`bcached show -f` prints it, `bcached check` looks further")
+            .why(format!("its superblock is not usable: {error}"))
+            .next("`bcached show -f` prints it; `bcached check` examines the device further")
     })
 }
 

@@ -72,20 +72,20 @@ fn another(name: &str, uuid: Uuid, is_gone: bool) -> Option<Failure> {
         Ok(Superblock::Backing(superblock)) if superblock.uuid() == uuid => return None,
         Ok(Superblock::Cache(superblock)) if superblock.uuid() == uuid => return None,
         Ok(Superblock::Backing(superblock)) => {
-            format!("that is another backing device now (UUID {})", superblock.uuid())
+            format!("another backing device is there now (UUID {})", superblock.uuid())
         }
         Ok(Superblock::Cache(superblock)) => {
-            format!("that is another cache device now (of set {})", superblock.set_uuid())
+            format!("another cache device is there now (of set {})", superblock.set_uuid())
         }
         Err(failure) if failure.kind == Kind::NotFound => return None,
         Err(failure) => {
-            format!("what is there now is not the device: {}", failure.why.unwrap_or(failure.what))
+            format!("something else is there now: {}", failure.why.unwrap_or(failure.what))
         }
     };
-    let failure = Failure::new(Kind::WrongSet, format!("cannot take up {name}")).why(why);
+    let failure = Failure::new(Kind::WrongSet, format!("cannot use {name} again")).why(why);
     Some(failure.next(if is_gone {
-        "bring the device back, there or elsewhere: it is looked for by its UUID, too"
+        "reconnect the device, there or elsewhere: it is found by its UUID as well"
     } else {
-        "bring the device back to that place: it is looked for nowhere else"
+        "reconnect the device in that place: no other place is searched"
     }))
 }

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 /// Finds the only device with the UUID `wanted`; `name` is how it was configured.
 pub fn find(name: &str, wanted: &str) -> Result<PathBuf, Failure> {
     let uuid = Uuid::from_text(wanted)
-        .ok_or_else(|| Failure::new(Kind::Config, format!("`{name}` holds no UUID")))?;
+        .ok_or_else(|| Failure::new(Kind::Config, format!("`{name}` contains no UUID")))?;
     let mut found = BTreeMap::new();
     for path in candidates(uuid) {
         if let Some(identity) = identity_with(&path, uuid) {
@@ -31,18 +31,18 @@ pub fn find(name: &str, wanted: &str) -> Result<PathBuf, Failure> {
             upper.push(last);
             Err(ambiguous(name, &upper))
         }
-        (None, _) => Err(Failure::new(Kind::NotFound, format!("no device has the {name}"))
-            .why("none of the block devices here carries a bcache superblock with it")),
+        (None, _) => Err(Failure::new(Kind::NotFound, format!("no device has {name}"))
+            .why("no block device of this machine has a bcache superblock with that UUID")),
     }
 }
 
 fn ambiguous(name: &str, paths: &[PathBuf]) -> Failure {
     let paths: Vec<_> = paths.iter().map(|path| mapped_name(path).display().to_string()).collect();
-    Failure::new(Kind::Ambiguous, format!("`{name}` names no single device"))
+    Failure::new(Kind::Ambiguous, format!("`{name}` matches several devices"))
         .why(format!("{} carry it, so one is a copy of another", paths.join(" and ")))
         .next(
-            "name the one that is meant by its path (/dev/disk/by-id/.., /dev/mapper/..), or hide the copy (a \
-             snapshot, a clone)",
+            "name the right one by its path (/dev/disk/by-id/.., /dev/mapper/..), or hide the copy \
+             (a snapshot, a clone)",
         )
 }
 
@@ -147,7 +147,7 @@ mod tests {
         );
         let said = told.to_string();
         assert!(
-            said.starts_with("`UUID=x` names no single device: /dev/sdb and /dev/sdc carry it"),
+            said.starts_with("`UUID=x` matches several devices: /dev/sdb and /dev/sdc carry it"),
             "{said}"
         );
     }

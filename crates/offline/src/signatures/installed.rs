@@ -18,9 +18,9 @@ pub(super) fn find(found: &mut Found<'_>) -> Result<(), Failure> {
     let Some(program) = program() else { return Ok(()) };
     let path = found.device.path();
     let cannot = |why: String| {
-        Failure::new(Kind::Io, format!("what is on {} cannot be told", path.display()))
+        Failure::new(Kind::Io, format!("cannot determine what is on {}", path.display()))
             .why(why)
-            .next(format!("try `{} {}` by hand", program.display(), path.display()))
+            .next(format!("run `{} {}` by hand", program.display(), path.display()))
     };
     let ran = Command::new(&program)
         .args(["--noheadings", "--parsable", "--output", "OFFSET,LENGTH,TYPE", "--"])
@@ -32,14 +32,16 @@ pub(super) fn find(found: &mut Found<'_>) -> Result<(), Failure> {
     let said = String::from_utf8_lossy(&ran.stdout);
     if !ran.status.success() {
         let error = String::from_utf8_lossy(&ran.stderr);
-        let error = error.lines().next().unwrap_or("it does not say why");
+        let error = error.lines().next().unwrap_or("it gave no reason");
         return Err(cannot(format!("{} failed ({}): {error}", program.display(), ran.status)));
     }
     let end = device::length(found.device);
     for line in said.lines().filter(|line| !line.trim().is_empty()) {
         let (kind, offset, length) = parse(line)
             .filter(|(_, offset, length)| offset.checked_add(*length as u64).is_some_and(|at| at <= end))
-            .ok_or_else(|| cannot(format!("{} says {line:?}, which is not understood", program.display())))?;
+            .ok_or_else(|| {
+                cannot(format!("{} printed {line:?}, which is not understood", program.display()))
+            })?;
         if kind != "bcache" && !found.covers(offset, length) {
             found.mark(Cow::Owned(kind), Class::Content, offset, length);
         }

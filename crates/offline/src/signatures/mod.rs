@@ -97,7 +97,8 @@ pub fn unknown(device: &Device) -> Result<Option<String>, Failure> {
     if let Some(set) = superblock::erased(device)? {
         let of_set = set.map_or_else(String::new, |set| format!(", of cache set {set}"));
         return Ok(Some(format!(
-            "holds a bcache superblock whose magic number was erased{of_set}: what lies behind it may be there still"
+            "holds a bcache superblock whose magic number was erased{of_set}: the data behind it \
+             may still be there"
         )));
     }
     Ok(holds_unknown(device)?.then(|| UNKNOWN_DATA.to_owned()))
@@ -127,7 +128,7 @@ pub fn described(device: &Device) -> Result<Option<String>, Failure> {
         return Ok(unknown(device)?.map(|holds| format!("it {holds}")));
     }
     let kinds: Vec<_> = found.iter().map(|signature| signature.kind.as_ref()).collect();
-    Ok(Some(format!("it has the mark of {}", kinds.join(", "))))
+    Ok(Some(format!("it carries the signature of {}", kinds.join(", "))))
 }
 
 /// The warning about data of unknown kind on a device that is about to be overwritten.

@@ -21,7 +21,7 @@ impl SocketFile {
         let file = Self(rustix::fs::open(path, flags, Mode::empty())?);
         match FileType::from_raw_mode(file.stat()?.st_mode) {
             FileType::Socket => Ok(file),
-            _ => Err(io::Error::other("somebody has put something else in its place")),
+            _ => Err(io::Error::other("another file is in its place")),
         }
     }
 

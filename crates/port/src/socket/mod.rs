@@ -35,19 +35,25 @@ pub enum SocketError {
     #[error("{} is in use by another server", .0.display())]
     InUse(PathBuf),
     /// The path holds something that is not a socket.
-    #[error("{} exists and is not a socket; move it away, or name another place", .0.display())]
+    #[error("{} exists and is not a socket; move it away, or name another path", .0.display())]
     NotSocket(PathBuf),
     /// The path is too long for a socket.
-    #[error("{} is too long for a socket: {} bytes, of which a path may have {PATH_MAX}", .0.display(), .0.as_os_str().len())]
+    #[error(
+        "{} is too long for a socket: the path has {} bytes, the limit is {PATH_MAX}",
+        .0.display(), .0.as_os_str().len()
+    )]
     TooLong(PathBuf),
     /// The directory for the socket does not exist.
     #[error("the directory {} of the socket does not exist; make it first", .0.display())]
     NoDirectory(PathBuf),
     /// It may not have the requested group.
-    #[error("{} may not be given its group: that is for root (CAP_CHOWN), and for who is in the group", .0.display())]
+    #[error(
+        "{} cannot be given its group: only root (CAP_CHOWN) and members of the group may do that",
+        .0.display()
+    )]
     Group(PathBuf),
     /// The system refused.
-    #[error("could not listen on {}: {step}", .path.display())]
+    #[error("cannot listen on {}: cannot {step}", .path.display())]
     System {
         /// Where.
         path: PathBuf,
@@ -93,7 +99,11 @@ impl Listening {
                 Some(file) => give(&file, group, path)?,
                 // Clients that have already connected are served.
                 None => {
-                    tracing::warn!(event = "socket-gone", path = %path.display(), "nobody finds the socket any more: somebody has removed its file, or put something else there");
+                    tracing::warn!(
+                        event = "socket-gone",
+                        path = %path.display(),
+                        "clients cannot reach the socket: its file was removed or replaced"
+                    );
                 }
             }
             return Ok(listening);
@@ -103,7 +113,7 @@ impl Listening {
 
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-            .map_err(failed("make a socket"))?;
+            .map_err(failed("create a socket"))?;
         // The file that bind creates takes its mode from the socket, less the umask, so it is never
         // more open than this.
         rustix::fs::fchmod(&fd, SOCKET_MODE).map_err(failed("set the socket's mode"))?;
@@ -111,7 +121,7 @@ impl Listening {
             Errno::ADDRINUSE => SocketError::InUse(path.to_owned()),
             _ => failed("bind")(error),
         })?;
-        let file = SocketFile::just_bound(path).map_err(refused("look at its file"))?;
+        let file = SocketFile::just_bound(path).map_err(refused("check its file"))?;
         let listening = Self { fd, file: OwnFile::bound(path, &file) };
         give(&file, group, path)?;
         // After the group, so that no other group has access for an instant; and to undo the umask.
@@ -155,7 +165,7 @@ fn give(file: &SocketFile, group: Option<u32>, path: &Path) -> Result<(), Socket
     let Some(group) = group else { return Ok(()) };
     file.set_group(group).map_err(|source| match source.kind() {
         io::ErrorKind::PermissionDenied => SocketError::Group(path.to_owned()),
-        _ => SocketError::System { path: path.to_owned(), step: "give the socket its group", source },
+        _ => SocketError::System { path: path.to_owned(), step: "set the socket's group", source },
     })
 }
 
@@ -192,19 +202,19 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError
         Ok(metadata) if metadata.file_type().is_socket() => {}
         Ok(_) => return Err(SocketError::NotSocket(path.to_owned())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(system("look at what is there", error)),
+        Err(error) => return Err(system("check the path", error)),
     }
     // Non-blocking: a server with a full backlog is a server, and must not delay us.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-        .map_err(|error| system("make a socket", error.into()))?;
+        .map_err(|error| system("create a socket", error.into()))?;
     match rustix::net::connect(&probe, address) {
         Err(Errno::CONNREFUSED) => {
             fs::remove_file(path).map_err(|error| system("remove the stale socket", error))
         }
         Err(Errno::NOENT) => Ok(()),
         Ok(()) | Err(Errno::AGAIN) => Err(SocketError::InUse(path.to_owned())),
-        Err(error) => Err(system("ask whether somebody answers there", error.into())),
+        Err(error) => Err(system("check whether a server answers there", error.into())),
     }
 }
 
@@ -364,7 +374,7 @@ mod tests {
         let long = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
         let told = unix(&long).map(drop).unwrap_err().to_string();
         assert!(
-            told.ends_with("is too long for a socket: 205 bytes, of which a path may have 107"),
+            told.ends_with("is too long for a socket: the path has 205 bytes, the limit is 107"),
             "{told}"
         );
         let directory = tempfile::tempdir().unwrap();

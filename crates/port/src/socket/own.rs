@@ -90,7 +90,12 @@ impl Drop for OwnFile {
             && !self.give_back(&file)
             && let Err(error) = fs::remove_file(&self.path)
         {
-            tracing::warn!(event = "socket-not-removed", path = %self.path.display(), %error, "could not remove the socket; the next start will");
+            tracing::warn!(
+                event = "socket-not-removed",
+                path = %self.path.display(),
+                %error,
+                "cannot remove the socket; the next start removes it"
+            );
         }
     }
 }

@@ -35,7 +35,7 @@ pub enum NotListening {
     #[error("it is not a socket")]
     NotSocket,
     /// A datagram socket, or one that is connected.
-    #[error("it is not a stream socket that is listened on")]
+    #[error("it is not a listening stream socket")]
     NotStream,
     /// An unknown address family.
     #[error("it is neither a unix nor a TCP socket")]

@@ -54,7 +54,7 @@ impl World {
                 let range = sector..sector.saturating_add(sectors_in(payload.len()));
                 // Copy lent memory now: from here on it belongs to the device, like pages that are
                 // under DMA.
-                let content = Content::Payload(payload.stable().expect("what is written can be read"));
+                let content = Content::Payload(payload.stable().expect("the payload is readable"));
                 self.submit_change(disk, token, Change { range, content, fua, kind: OpKind::Write });
             }
             Op::Zero { sector, sectors, unmap } => {
@@ -110,7 +110,8 @@ impl World {
         self.trace.submitted(self.now, &view, &Content::Keep, self.next_point(&view));
         let index = disk.0 as usize;
         if !self.flushing.insert(index) && self.one_flush {
-            self.refused.get_or_insert(format!("a second flush of disk {index} beside the first"));
+            self.refused
+                .get_or_insert(format!("a second flush of disk {index} while the first is in flight"));
         }
         let fault = self.devices[index].faults.strike(OpKind::Flush, &(0..0));
         let flush = self.devices[index].take_flush();

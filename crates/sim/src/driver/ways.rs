@@ -119,7 +119,7 @@ impl World {
 
     /// Carries out an operation on such memory at once.
     pub(super) fn submit_to_memory(&mut self, place: usize, token: Token, op: Op) {
-        let memory = self.memories[place].as_mut().expect("nobody asks anything of memory that is no more");
+        let memory = self.memories[place].as_mut().expect("no operation uses memory that was removed");
         let (result, buffer) = match op {
             Op::Read { sector, mut buffer } => {
                 let mut own = vec![0; buffer.len()];

@@ -66,7 +66,7 @@ impl Setting {
         let backing = hdd::Model::d7k8();
         let fitting = (cache_sectors / BUCKETS_MIN).clamp(BUCKET_MIN, BUCKET_MAX);
         // The largest power of two that is not above it.
-        let bucket_sectors = u16::try_from(1 << fitting.ilog2()).expect("at most the greatest");
+        let bucket_sectors = u16::try_from(1 << fitting.ilog2()).expect("at most the maximum");
         Self { cache, cache_sectors, bucket_sectors, backing, volume_sectors, options }
     }
 
@@ -122,7 +122,7 @@ fn open(world: &Rc<RefCell<World>>, note: &Rc<RefCell<NoteState>>, options: Opti
         let volume = set.add_backing(DiskId(1), None).await.expect("a volume that was made is attached");
         (set, volume)
     });
-    let (set, volume) = opened.expect("the world goes on");
+    let (set, volume) = opened.expect("the world does not halt");
     (executor, set, volume)
 }
 
@@ -200,7 +200,7 @@ impl Bed {
     /// # Panics
     /// If all tasks wait for each other.
     pub fn block_on<T: 'static>(&mut self, flow: impl Future<Output = T> + 'static) -> T {
-        self.executor.block_on(flow).expect("somebody has something to do")
+        self.executor.block_on(flow).expect("not all tasks wait for each other")
     }
 
     /// Lets virtual time pass.
@@ -216,7 +216,7 @@ impl Bed {
     pub fn run(&mut self, load: &Load) -> Done {
         let run = Run::begin(load, self.env(), &self.set, self.volume);
         let outcome = self.executor.run_until(|| run.has_ended());
-        assert_eq!(outcome, Outcome::Done, "somebody has something to do");
+        assert_eq!(outcome, Outcome::Done, "not all tasks wait for each other");
         run.done()
     }
 }

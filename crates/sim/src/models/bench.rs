@@ -123,7 +123,7 @@ const fn bench(id: &'static str, about: &'static str, run: fn(Scale) -> Vec<Row>
 
 /// All benchmarks.
 pub const BENCHES: [Bench; 8] = [
-    bench("B12", "bytes written to the cache device for each of a user", traffic::run),
+    bench("B12", "bytes written to the cache device per user byte", traffic::run),
     bench("B9", "write-back of dirty data at random places", writeback::run),
     bench("B7", "tails of random writes while garbage is collected", tails::run),
     bench("B8", "random writes beyond what the cache holds", cliff::run),

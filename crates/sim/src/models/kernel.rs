@@ -141,7 +141,7 @@ pub fn write_back(
             let waits = scan.next < keys.len() && limiter.allowed_at > now;
             let timer = waits.then_some(limiter.allowed_at);
             let next = [cache.next(), disk.next(), timer].into_iter().flatten().min();
-            now = now.max(next.expect("something is under way"));
+            now = now.max(next.expect("something is in flight"));
             for number in advance(cache, now) {
                 scan.write_on(now, number, disk);
             }

@@ -183,7 +183,7 @@ impl Client {
             Step::Pause(milliseconds) => self.pause(milliseconds).await,
             Step::Settle => self.settle().await,
             Step::Restart(_) | Step::Table(_) | Step::Older(_) => {
-                unreachable!("the rig restarts, and works on devices in between")
+                unreachable!("the rig carries this step out between two processes")
             }
             Step::Note { is_there } => {
                 self.shared.note.set_there(is_there);
@@ -433,7 +433,7 @@ impl Client {
         let operation = Operation::Read { sector: sectors.start, buffer: used(bytes_of(&sectors)) };
         let Reply { result, buffer, .. } = self.shared.running.serve(volume, operation).await;
         result.map_err(Refusal::from_error)?;
-        let buffer = buffer.ok_or_else(|| Refusal("a read was answered without its memory".to_owned()))?;
+        let buffer = buffer.ok_or_else(|| Refusal("a read was answered without its buffer".to_owned()))?;
         parse_all(&buffer, volume, sectors.start)
     }
 
@@ -446,7 +446,7 @@ impl Client {
         let Reply { result, buffer, .. } = self.shared.running.serve_and_tell(volume, operation, told).await;
         result.map_err(Refusal::from_error)?;
         let buffer = buffer.filter(|buffer| buffer.len() == bytes);
-        buffer.ok_or_else(|| Refusal(format!("a read was answered without its {bytes} bytes of memory")))
+        buffer.ok_or_else(|| Refusal(format!("a read was answered without its buffer of {bytes} bytes")))
     }
 
     /// Carries out a write, zeroing, discard or flush.
@@ -472,7 +472,7 @@ impl Client {
                     (volume, id, Operation::Discard { sector, sectors, fua: false })
                 }
                 Step::Flush { volume } => (volume, oracle.begin_flush(volume), Operation::Flush),
-                other => unreachable!("{other} is no change"),
+                other => unreachable!("{other} is not a change"),
             }
         };
         let oracle = Rc::clone(&self.shared.oracle);

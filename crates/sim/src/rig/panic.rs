@@ -20,7 +20,7 @@ pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
             if CATCHING.get() == 0 {
                 return others(info);
             }
-            let text = info.payload_as_str().unwrap_or("a panic without words");
+            let text = info.payload_as_str().unwrap_or("a panic without a message");
             let place = info.location().map(|place| format!(" ({}:{})", place.file(), place.line()));
             MESSAGE.set(format!("{text}{}", place.unwrap_or_default()));
         }));

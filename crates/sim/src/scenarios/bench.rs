@@ -76,12 +76,12 @@ impl Bench {
 
     /// Returns the running set.
     pub fn set(&self) -> CacheSet {
-        self.open.borrow().clone().expect("it runs")
+        self.open.borrow().clone().expect("the set is open")
     }
 
     /// Returns the status of the running set.
     pub fn status(&self) -> Status {
-        self.open.borrow().as_ref().expect("it runs").status()
+        self.open.borrow().as_ref().expect("the set is open").status()
     }
 }
 
@@ -141,7 +141,7 @@ struct Open {
 
 impl Open {
     fn id(&self, volume: u32) -> VolumeId {
-        self.volumes[volume as usize].expect("the story asks only volumes that are there")
+        self.volumes[volume as usize].expect("the story uses only volumes that exist")
     }
 }
 

@@ -42,7 +42,7 @@ fn a_volume_that_the_table_still_knows_after_a_detach_is_not_believed() {
     power_cut(&mut stage);
     assert_eq!(backing(&mut stage, 1).state(), BackingState::None);
     let known = |record: &Record| matches!(record, Record::UuidSlot { inode: 0, invalidated: 0, .. });
-    assert!(records(&mut stage).iter().any(known), "the table has forgotten it");
+    assert!(records(&mut stage).iter().any(known), "the volume is missing from the table");
     stage.start().unwrap();
     stage.verify().unwrap();
     stage.stop().unwrap();

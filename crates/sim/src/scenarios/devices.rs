@@ -36,12 +36,12 @@ fn a_cache_that_dies_while_dirty_and_returns_has_lost_nothing() {
     keep(&mut stage, 0..64);
     stage.device(0).gone = true;
     for answer in stage.attempt(vec![read(0..64), write(8..16)]).unwrap() {
-        assert!(answer.is_err(), "nothing goes past what is dirty");
+        assert!(answer.is_err(), "dirty data must not be bypassed");
     }
     stage.crash(Crash::ProcessDeath, Survivors::Everything);
     assert_refused(&mut stage, "superblock: unreachable");
     stage.crash(Crash::PowerCut, Survivors::Everything);
-    assert_eq!(backing(&mut stage, 1).state(), BackingState::Dirty, "still the cache's");
+    assert_eq!(backing(&mut stage, 1).state(), BackingState::Dirty, "it still belongs to the cache");
     stage.device(0).gone = false;
     stage.start().unwrap();
     stage.verify().unwrap();
@@ -70,8 +70,8 @@ fn a_clean_cache_that_comes_back_outdated_is_not_believed() {
 /// The volume was attached to another cache and runs there. Then the old cache is started with it.
 fn a_backing_device_of_another_cache_is_refused() {
     for (state, words) in [
-        (BackingState::Clean, "is attached to cache set"),
-        (BackingState::Dirty, "has dirty data in cache set"),
+        (BackingState::Clean, "is attached to another cache set"),
+        (BackingState::Dirty, "has dirty data in another cache set"),
     ] {
         let mut stage = stage();
         keep(&mut stage, 0..64);
@@ -82,7 +82,7 @@ fn a_backing_device_of_another_cache_is_refused() {
         });
         let before = backing(&mut stage, 1);
         assert_not_opened(&mut stage, words);
-        assert_eq!(backing(&mut stage, 1), before, "it is left as it was");
+        assert_eq!(backing(&mut stage, 1), before, "it is unchanged");
     }
 }
 
@@ -137,10 +137,10 @@ fn a_cache_that_takes_no_more_writes_is_still_read_and_clean_volumes_go_on() {
     }
     failure(&mut stage, 0, OpKind::Write, u32::MAX);
     let answers = stage.attempt(vec![write_to(0, 8..16), write_to(1, 8..16)]).unwrap();
-    assert!(answers[1].is_ok(), "the clean volume does without its cache: {answers:?}");
+    assert!(answers[1].is_ok(), "the clean volume continues without its cache: {answers:?}");
     // Whatever the first failure was, the journal has met one by now.
     let answers = stage.attempt(vec![Step::Flush { volume: 0 }]).unwrap();
-    assert!(answers[0].is_err(), "what is acknowledged is not durable");
+    assert!(answers[0].is_err(), "acknowledged data is not durable");
     let answers = stage.attempt(vec![write_to(0, 16..24), write_to(1, 16..24)]).unwrap();
     assert!(answers[0].is_err() && answers[1].is_ok(), "{answers:?}");
     stage.verify().unwrap();
@@ -190,8 +190,8 @@ fn a_backing_device_that_ends_before_its_dirty_data_is_refused() {
     let whole = stage.device(1).model.sectors;
     stage.device(1).model.sectors = 8192;
     let before = backing(&mut stage, 1);
-    assert_not_opened(&mut stage, "it was cut short");
-    assert_eq!(backing(&mut stage, 1), before, "it is left as it was");
+    assert_not_opened(&mut stage, "the device was truncated");
+    assert_eq!(backing(&mut stage, 1), before, "it is unchanged");
     stage.device(1).model.sectors = whole;
     stage.start().unwrap();
     stage.verify().unwrap();

@@ -41,7 +41,7 @@ fn write_back_calls_nothing_clean_before_the_backing_device_is_flushed() {
     let says_clean = |op: &OpView| op.disk.0 == 1 && op.sectors == (SUPERBLOCK_SECTOR..SUPERBLOCK_SECTOR + 8);
     let night = vec![Step::Pause(3_000)];
     stage.crash_at(night, says_clean, Crash::PowerCut, Survivors::Nothing).unwrap();
-    assert_eq!(on_disk(&mut stage, 0..64), [Value::Written(1); 64], "what is clean is on the disk");
+    assert_eq!(on_disk(&mut stage, 0..64), [Value::Written(1); 64], "clean data is on the disk");
     assert_eq!(bench.status().dirty_sectors, 0);
     stage.rig().inspect().unwrap();
 }
@@ -125,9 +125,9 @@ fn a_good_flush_after_a_failed_one_brings_nothing_back() {
     stage.ask(FLUSH).unwrap();
     stage.ask(write(0..64)).unwrap();
     failure(&mut stage, 1, OpKind::Flush, 1);
-    assert!(stage.attempt(vec![FLUSH]).unwrap()[0].is_err(), "the client is told");
+    assert!(stage.attempt(vec![FLUSH]).unwrap()[0].is_err(), "the client gets the error");
     stage.ask(FLUSH).unwrap();
-    assert_eq!(stage.values(0, 0..64).unwrap(), [Value::Written(0); 64], "it was dropped by the disk");
+    assert_eq!(stage.values(0, 0..64).unwrap(), [Value::Written(0); 64], "the disk dropped it");
     pause(&mut stage, 10).unwrap();
     stage.stop().unwrap();
 }
@@ -156,7 +156,7 @@ fn a_flush_that_fails_in_the_middle_of_write_back_loses_nothing() {
     for tuning in 0..8 {
         let varied = Geometry { tuning: Tuning::draw(tuning << 32 | 2 << 40), ..geometry(vec![16384], BACK) };
         let mut stage = Stage::new(Rc::new(Engine), varied, tuning);
-        stage.start().expect("it opens");
+        stage.start().expect("the system opens");
         for (sectors, late) in [(16..24, SECOND), (656..664, 2 * SECOND)] {
             trouble(&mut stage, 1, OpKind::Write, sectors, 1, DiskFault::Late(late));
         }
@@ -186,7 +186,7 @@ fn what_a_failed_flush_of_the_cache_took_is_not_read() {
     failure(&mut stage, 0, OpKind::Flush, u32::MAX);
     assert!(stage.attempt(vec![FLUSH]).unwrap()[0].is_err());
     let read = stage.attempt(vec![Step::Read { volume: 0, sectors: 0..64 }]).unwrap();
-    assert!(read[0].is_err(), "it is gone");
+    assert!(read[0].is_err(), "the data is lost");
     stage.crash(Crash::ProcessDeath, Survivors::Everything);
     stage.rig().world.borrow_mut().heal();
     stage.start().unwrap();

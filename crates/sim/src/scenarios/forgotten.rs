@@ -55,7 +55,7 @@ fn a_forget_that_the_power_ends_is_completed_by_the_next() {
             let is_known = status.unserved.iter().any(|left| left.uuid == uuid);
             assert!(
                 is_known || status.dirty_sectors == 0,
-                "at operation {nth}, {survivors}: nobody's dirty data"
+                "at operation {nth}, {survivors}: dirty data of no volume"
             );
             ends[usize::from(is_known)] += 1;
             if is_known {
@@ -187,7 +187,7 @@ fn a_volume_in_the_cache_alone_has_the_old_size_or_the_new_one() {
                     let found = content(&set, info.id, FULL).await;
                     let zeroes = usize::try_from(end * 512).unwrap();
                     assert!(found[..zeroes].iter().all(|byte| *byte == 7), "nothing is lost before the end");
-                    assert!(found[zeroes..].iter().all(|byte| *byte == 0), "nothing comes back behind it");
+                    assert!(found[zeroes..].iter().all(|byte| *byte == 0), "nothing comes back beyond it");
                     Ok(is_full)
                 });
                 let is_full =

@@ -111,7 +111,7 @@ pub fn change_generations(stage: &mut Stage, change: impl Fn(u64, Gen) -> Gen) {
     for bucket in chain.expect("a set that was started has one") {
         let sector = bucket * sizes.bucket_sectors;
         let mut block = bytes(stage, 0, sector, sizes.meta_bytes());
-        let set = PrioSet::parse(&block, sizes.magic).expect("it is sound");
+        let set = PrioSet::parse(&block, sizes.magic).expect("the set is intact");
         let (seq, next) = (set.seq, set.next_bucket);
         let entries: Vec<BucketPrio> = set
             .entries()
@@ -153,7 +153,7 @@ pub fn change_table(stage: &mut Stage, change: impl FnOnce(&mut Vec<UuidSlot>)) 
         _ => None,
     };
     let (_, pointers) = records(stage).into_iter().filter_map(newest).max().expect("there are entries");
-    let sector = sector_of(&pointers[0]).expect("a table lies somewhere");
+    let sector = sector_of(&pointers[0]).expect("the table has a place");
     let length = sizes(stage).meta_bytes();
     let mut slots: Vec<UuidSlot> =
         uuid::parse(&bytes(stage, 0, sector, length)).expect("whole slots").collect();

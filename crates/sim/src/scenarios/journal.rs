@@ -188,7 +188,7 @@ fn a_start_does_not_take_a_damaged_entry_for_the_end_of_the_journal() {
         (0..6).for_each(|_| keep(&mut stage, 0..64));
         stage.stop().unwrap();
         let before = beside_the_newest(&mut stage);
-        assert!(before.len() > 4, "{before:?} stand before the newest");
+        assert!(before.len() > 4, "{before:?} precede the newest");
         stage.device(0).rot(before[round % before.len()].1, 800);
         stage.start().unwrap();
         stage.verify().unwrap();
@@ -253,7 +253,7 @@ fn behind_damage() -> Stage {
     (0..6).for_each(|place| keep(&mut stage, place * 64..place * 64 + 64));
     power_cut(&mut stage);
     let (needed, before) = (needed_from(&mut stage), beside_the_newest(&mut stage));
-    let (_, unneeded) = before.iter().rfind(|(sequence, _)| *sequence < needed).expect("a former one");
+    let (_, unneeded) = before.iter().rfind(|(sequence, _)| *sequence < needed).expect("an older entry");
     assert!(before.last().is_some_and(|(sequence, _)| *sequence > needed), "{before:?}, needed {needed}");
     stage.device(0).rot(*unneeded, 800);
     stage
@@ -360,7 +360,7 @@ fn what_cannot_be_read_of_a_former_journal_keeps_no_new_set_from_starting() {
     let (mut stage, _) = unstarted(geometry(vec![4096], BACK), quiet(), 1);
     trouble(&mut stage, 0, OpKind::Read, place, 1000, DiskFault::Fail(Landed::Nothing));
     stage.start().unwrap();
-    assert!(stage.device(0).faults.failures() > 0, "it is looked at");
+    assert!(stage.device(0).faults.failures() > 0, "the sector was read");
     keep(&mut stage, 0..64);
     stage.stop().unwrap();
     stage.device(0).faults = Faults::default();

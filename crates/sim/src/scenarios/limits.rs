@@ -166,7 +166,7 @@ fn what_is_longer_than_a_key_can_say_is_many_keys() {
         stage.ask(write(start..start + 64)).unwrap();
     }
     stage.ask(Step::Discard { volume: 0, sectors: 32..LONG + 32 }).unwrap();
-    assert_eq!(bench.status().dirty_sectors, 64, "what stands on both sides of it");
+    assert_eq!(bench.status().dirty_sectors, 64, "the data on both sides of it");
     stage.ask(FLUSH).unwrap();
     power_cut(&mut stage);
     stage.start().unwrap();

@@ -39,7 +39,7 @@ fn a_set_that_lost_its_priorities_is_refused() {
         Record::PriorityChain { buckets } => Some(buckets),
         _ => None,
     });
-    let bucket = *chain.expect("there is one").last().expect("it has a bucket");
+    let bucket = *chain.expect("there is a chain").last().expect("the chain has a bucket");
     let whole = stage.device(0).clone();
     stage.device(0).rot(bucket * 16 + 3, 77);
     assert_refused(&mut stage, "priorities");
@@ -117,7 +117,7 @@ impl fmt::Display for Change {
             Self::CacheRecord => "other settings of the cache",
             Self::Attached => "attach",
             Self::Dirty => "first dirty data",
-            Self::Clean => "nothing dirty any more",
+            Self::Clean => "no dirty data any more",
             Self::Mode => "another mode",
             Self::Stale => "the cache has died",
             Self::Detached => "detach",

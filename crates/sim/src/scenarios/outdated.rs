@@ -94,11 +94,11 @@ fn an_old_copy_of_a_disk_shows_wherever_the_cache_holds_nothing() {
             stage.rig().inspect().unwrap();
         }
         stage.device(1).return_as(&old);
-        assert!(is_noticed(&stage, true), "{state:?}: it compares all there is");
+        assert!(is_noticed(&stage, true), "{state:?}: the full check compares everything");
         assert_eq!(
             is_noticed(&stage, false),
             stops || state == BackingState::Clean,
-            "what an ordinary check sees"
+            "what an ordinary check notices"
         );
         if stops || state == BackingState::Clean {
             // The stop has dated both devices, and the disk carries an older date; or the disk says
@@ -107,7 +107,7 @@ fn an_old_copy_of_a_disk_shows_wherever_the_cache_holds_nothing() {
             continue;
         }
         stage.start().unwrap();
-        assert_eq!(backing(&mut stage, 1).state(), BackingState::Dirty, "the cache knows what is dirty");
+        assert_eq!(backing(&mut stage, 1).state(), BackingState::Dirty, "the cache knows the dirty data");
         assert_eq!(bench.status().dirty_sectors, 72);
         stage.values(0, 0..128).expect("the cache has it, newer than the disk");
         assert_eq!(stage.unjudged(0, 128..192).unwrap(), [FIRST; 64], "{state:?}: only the disk had it");
@@ -146,7 +146,7 @@ fn an_old_copy_of_a_disk_that_had_no_cache_is_mixed_with_nothing() {
             assert_eq!(stage.unjudged(0, 0..192).unwrap(), snapshot, "{state:?}");
             minutes(&mut stage, 1);
         }
-        assert_eq!(bench.status().dirty_sectors, 0, "what was dirty is void");
+        assert_eq!(bench.status().dirty_sectors, 0, "the dirty data was dropped");
         stage.stop().unwrap();
     }
 }
@@ -166,7 +166,7 @@ fn an_old_dirty_copy_of_a_disk_that_was_detached_since_is_refused() {
     stage.device(1).return_as(&old);
     let before = backing(&mut stage, 1);
     assert_not_opened(&mut stage, "the set does not know it");
-    assert_eq!(backing(&mut stage, 1), before, "it is left as it was");
+    assert_eq!(backing(&mut stage, 1), before, "it is unchanged");
     stage.device(1).return_as(&newest);
     stage.start().unwrap();
     stage.verify().unwrap();

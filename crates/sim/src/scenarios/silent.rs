@@ -32,7 +32,7 @@ super::scenarios! {
 fn assert_unanswered(stage: &Stage, steps: &[Step]) {
     let mut words: Vec<String> = steps.iter().map(ToString::to_string).collect();
     words.sort_unstable();
-    assert_eq!(stage.unanswered(), words, "it was answered, or others wait too");
+    assert_eq!(stage.unanswered(), words, "one was answered, or other requests wait too");
 }
 
 /// Makes all of these requests, which must succeed whatever else waits.
@@ -78,8 +78,8 @@ fn a_cache_that_stalls_for_ten_minutes_fails_nothing_and_loses_nothing() {
         done += usize::from(waiting.is_empty());
         goes_on(&mut stage, vec![read(8000..8064)]);
         minutes(&mut stage, 9);
-        assert_eq!(stage.unanswered(), waiting, "acknowledged without the cache");
-        assert!(stage.now() < resumes, "it had come to itself");
+        assert_eq!(stage.unanswered(), waiting, "a request that waits for the cache was acknowledged");
+        assert!(stage.now() < resumes, "the device had recovered already");
         // This waits for all of them.
         stage.together(vec![write(704..768)]).unwrap();
         assert_eq!(bench.status().failed, None);
@@ -89,7 +89,7 @@ fn a_cache_that_stalls_for_ten_minutes_fails_nothing_and_loses_nothing() {
         stage.verify().unwrap();
         stage.stop().unwrap();
     }
-    assert!(done < 5, "{done} times all was done before");
+    assert!(done < 5, "all requests were answered before the stall, {done} times");
 }
 
 /// Writes the whole second volume, with occasional flushes and a read of each place. All requests
@@ -104,7 +104,7 @@ fn use_the_other(stage: &mut Stage, sectors: u64, end: u64) {
         goes_on(stage, steps);
         goes_on(stage, vec![Step::Read { volume: 1, sectors: range }]);
     }
-    assert!(stage.now() < end, "who has nothing to do with the device waited for it");
+    assert!(stage.now() < end, "requests that do not need the device waited for it");
 }
 
 /// Two disks share one SSD. One of them spins down, retries a bad track, or hangs on a bus that is
@@ -126,7 +126,7 @@ fn a_disk_that_stalls_under_write_through_holds_up_no_other_volume() {
         use_the_other(&mut stage, 16384, resumes);
         minutes(&mut stage, 9);
         assert_unanswered(&stage, &asked);
-        assert!(stage.now() < resumes, "it had come to itself");
+        assert!(stage.now() < resumes, "the device had recovered already");
         stage.together(vec![write(192..256)]).unwrap();
         assert_eq!(bench.status().failed, None);
         stage.verify().unwrap();
@@ -163,14 +163,14 @@ fn a_disk_that_stalls_under_write_back_holds_up_no_other_volume() {
         goes_on(&mut stage, vec![write(448..576), write(0..8), write_fua(640..648), read(0..448)]);
         use_the_other(&mut stage, 16384, resumes);
         pause(&mut stage, 100).unwrap();
-        assert!(stage.now() < resumes, "it had come to itself");
+        assert!(stage.now() < resumes, "the device had recovered already");
         minutes(&mut stage, 1);
         let [waits, other] = &bench.status().volumes[..] else { panic!("two volumes") };
-        assert!(waits.dirty_sectors > 0, "nothing waits for the disk");
-        assert_eq!(other.dirty_sectors, 0, "its own disk is well");
-        assert!(stage.now() < resumes, "it had come to itself");
+        assert!(waits.dirty_sectors > 0, "no dirty data waits for the disk");
+        assert_eq!(other.dirty_sectors, 0, "its own disk works");
+        assert!(stage.now() < resumes, "the device had recovered already");
         minutes(&mut stage, 12);
-        assert_eq!(bench.status().dirty_sectors, 0, "write-back goes on where it was");
+        assert_eq!(bench.status().dirty_sectors, 0, "write-back continues where it was");
         stage.verify().unwrap();
         stage.stop().unwrap();
     }
@@ -205,7 +205,7 @@ fn a_write_that_the_cache_never_answers_is_never_said_to_be_done() {
         let asked = [write(0..64), write(32..96)];
         begin(&mut stage, asked.to_vec());
         pause(&mut stage, 100).unwrap();
-        assert_eq!(stage.device(0).faults.failures(), 1, "the write of data is what is lost");
+        assert_eq!(stage.device(0).faults.failures(), 1, "the lost command is the write of data");
         let others = vec![read(0..32), write(128..192), write_fua(640..704), FLUSH];
         goes_on(&mut stage, others);
         minutes(&mut stage, 10);
@@ -297,14 +297,14 @@ fn a_write_back_that_is_never_answered_loses_nothing_dirty() {
             assert_eq!(stage.device(1).faults.failures(), 1);
             assert!(
                 bench.status().volumes[0].dirty_sectors >= 64,
-                "{on:?}: not proven, and said to be clean"
+                "{on:?}: marked clean without a completed write-back"
             );
             goes_on(&mut stage, vec![write(64..128), read(0..64)]);
             use_the_other(&mut stage, 16384, u64::MAX);
             minutes(&mut stage, 1);
             let [one, other] = &bench.status().volumes[..] else { panic!("two volumes") };
-            assert!(one.dirty_sectors >= 64, "{on:?}: not proven, and said to be clean");
-            assert_eq!(other.dirty_sectors, 0, "{on:?}: its own disk is well");
+            assert!(one.dirty_sectors >= 64, "{on:?}: marked clean without a completed write-back");
+            assert_eq!(other.dirty_sectors, 0, "{on:?}: its own disk works");
             stage.crash(crash, survivors);
             stage.start().unwrap();
             minutes(&mut stage, 2);

@@ -25,7 +25,7 @@ super::scenarios! {
 /// The system without a cache, running.
 fn stage() -> Stage {
     let mut stage = Stage::new(Rc::new(Passthrough), geometry(vec![1024], THROUGH), 1);
-    stage.start().expect("it opens");
+    stage.start().expect("the system opens");
     stage
 }
 
@@ -53,7 +53,7 @@ fn a_flush_that_fails_has_lost_what_it_covered_and_the_next_one_does_not_say_so(
     stage.ask(write(0..8)).unwrap();
     failure(&mut stage, 1, OpKind::Flush, 1);
     let answers = stage.attempt(vec![FLUSH]).unwrap();
-    assert!(answers[0].is_err(), "the client is told");
+    assert!(answers[0].is_err(), "the client gets the error");
     stage.ask(FLUSH).unwrap();
     assert_eq!(stage.values(0, 0..8).unwrap(), [Value::Written(0); 8]);
 }

@@ -102,7 +102,7 @@ fn a_bucket_whose_last_dirty_extent_was_moved_away_is_reused() {
         }
         stage.together((0..SPARSE).map(|place| block(2 * place + 1)).collect()).unwrap();
         stage.ask(FLUSH).unwrap();
-        assert_eq!(bench.status().stats.moved_bytes, 0, "there is room as yet");
+        assert_eq!(bench.status().stats.moved_bytes, 0, "there is still room");
         // Only the mover reads so much at once: clients only write.
         let mut emptied: BTreeSet<u64> = BTreeSet::new();
         let reused = move |op: &OpView| {
@@ -131,7 +131,7 @@ fn a_stop_waits_for_the_allocator_before_it_ends_the_journal() {
     for count in 20..40 {
         let small = small(vec![4096], BACK);
         let mut stage = Stage::new(Rc::new(Engine), small, count);
-        stage.start().expect("it opens");
+        stage.start().expect("the system opens");
         // Superblock, four journal buckets, then the two chains of priorities.
         let chains = 6 * 16..8 * 16;
         trouble(&mut stage, 0, OpKind::Write, chains, 1, DiskFault::Late(LATE));
@@ -140,5 +140,5 @@ fn a_stop_waits_for_the_allocator_before_it_ends_the_journal() {
         stage.stop().unwrap_or_else(|fault| panic!("after {count} writes: {fault}"));
         met += u32::from(stage.rig().figures().virtual_ns - before > LATE / 2);
     }
-    assert!(met > 0, "no stop met the allocator at work");
+    assert!(met > 0, "no stop happened while the allocator was at work");
 }

@@ -42,7 +42,7 @@ pub fn stage() -> Stage {
 /// A running set of volumes of these sizes in sectors.
 pub fn stage_of(volumes: Vec<u64>, first_mode: u64) -> Stage {
     let mut stage = Stage::new(Rc::new(Engine), geometry(volumes, first_mode), 1);
-    stage.start().expect("it opens");
+    stage.start().expect("the system opens");
     stage
 }
 
@@ -82,7 +82,7 @@ pub fn packed(volumes: Vec<u64>, first_mode: u64) -> Geometry {
 /// A running set with this geometry and these options.
 pub fn bench(geometry: Geometry, options: Options) -> (Stage, Rc<Bench>) {
     let (mut stage, bench) = unstarted(geometry, options, 1);
-    stage.start().expect("it opens");
+    stage.start().expect("the system opens");
     (stage, bench)
 }
 
@@ -202,7 +202,7 @@ pub fn assert_not_opened(stage: &mut Stage, words: &str) {
 pub fn assert_refused(stage: &mut Stage, words: &str) {
     let before = digests(stage);
     assert_not_opened(stage, words);
-    assert_eq!(before, digests(stage), "a refusal leaves everything as it was");
+    assert_eq!(before, digests(stage), "a refusal changes nothing");
 }
 
 fn digests(stage: &Stage) -> Vec<u64> {

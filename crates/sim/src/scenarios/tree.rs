@@ -192,7 +192,7 @@ fn a_root_found_damaged_at_the_next_start_is_refused() {
     stage.ask(write(0..64)).unwrap();
     stage.verify().unwrap();
     // The set has not noticed, but the checker has.
-    let Err(Fault::Structure(findings)) = stage.stop() else { panic!("the root is sound") };
+    let Err(Fault::Structure(findings)) = stage.stop() else { panic!("the root is intact") };
     assert!(findings.iter().any(|finding| finding.contains(&format!("sector {root}"))), "{findings:?}");
     assert_refused(&mut stage, "is damaged");
 }
@@ -275,7 +275,7 @@ fn a_torn_append_over_a_former_life_of_the_bucket_is_no_set() {
         stage.verify().unwrap();
         stage.stop().unwrap();
     }
-    assert!(reached > 1, "of some sets what comes behind the header has reached the device: {reached}");
+    assert!(reached > 1, "the data behind the header reached the device, for some sets: {reached}");
 }
 
 /// Overwrites everything until some leaf ends where an older one in its bucket has left a set, with
@@ -295,7 +295,7 @@ fn leaf_of_a_second_life(stage: &mut Stage) -> (NodeRecord, u32) {
             }
         }
     }
-    panic!("no leaf has ended where a set of a former one began");
+    panic!("no leaf ended where a set of a former leaf began");
 }
 
 /// Returns the blocks of a node at which there are sound sets of earlier nodes in its bucket.

@@ -47,7 +47,11 @@ fn a_bad_sector_of_a_disk_fails_its_own_reads_until_a_write_heals_it() {
         for sector in cached_at(&mut stage) {
             stage.device(0).make_unreadable(sector..sector + 1);
         }
-        assert_eq!(refused(&mut stage, vec![read(96..160)]), [true], "{mode:?}: nobody has it");
+        assert_eq!(
+            refused(&mut stage, vec![read(96..160)]),
+            [true],
+            "{mode:?}: neither cache nor disk can return it"
+        );
         assert_eq!(bench.status().failed, None);
         stage.device(1).make_unreadable(DATA_START + 300..DATA_START + 301);
         for _ in 0..3 {
@@ -57,7 +61,11 @@ fn a_bad_sector_of_a_disk_fails_its_own_reads_until_a_write_heals_it() {
             pause(&mut stage, 20).unwrap();
         }
         stage.ask(write(288..296)).unwrap();
-        assert_eq!(refused(&mut stage, vec![read(256..320)]), [true], "{mode:?}: a neighbour heals nothing");
+        assert_eq!(
+            refused(&mut stage, vec![read(256..320)]),
+            [true],
+            "{mode:?}: a write to a neighbour does not repair it"
+        );
         stage.together(vec![write(296..304), write(96..104)]).unwrap();
         stage.ask(FLUSH).unwrap();
         stage.together(vec![read(256..320), read(96..160)]).unwrap();
@@ -80,7 +88,7 @@ fn a_bad_sector_of_a_disk_is_healed_by_write_back() {
     assert_eq!(on_disk(&mut stage, 64..96), [Value::Written(1); 32]);
     assert_eq!(refused(&mut stage, vec![read(64..128), read(64..96)]), [true, false]);
     stage.ask(write(96..104)).unwrap();
-    assert_eq!(refused(&mut stage, vec![read(64..128)]), [false], "the cache has what is bad");
+    assert_eq!(refused(&mut stage, vec![read(64..128)]), [false], "the cache has the unreadable data");
     minutes(&mut stage, 1);
     assert_eq!((bench.status().dirty_sectors, &bench.status().volumes[0].writeback_trouble), (0, &None));
     stage.ask(DETACH).unwrap();
@@ -101,7 +109,11 @@ fn a_part_of_a_block_with_a_bad_sector_is_not_written() {
         go_bad(&mut stage);
         let parts = vec![write(100..101), write(99..100), write(80..100), write(92..95)];
         assert_eq!(refused(&mut stage, parts), [true, true, true, false], "{mode:?}");
-        assert_eq!(stage.values(0, 80..92).unwrap(), [Value::Written(0); 12], "{mode:?}: none of it");
+        assert_eq!(
+            stage.values(0, 80..92).unwrap(),
+            [Value::Written(0); 12],
+            "{mode:?}: nothing of it was written"
+        );
         stage.ask(DETACH).unwrap();
         stage.ask(write(100..101)).unwrap();
         stage.verify().unwrap();

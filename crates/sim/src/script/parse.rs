@@ -35,7 +35,7 @@ pub struct ScriptError {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Damage {
     /// The bytes are not UTF-8.
-    #[error("this is no text")]
+    #[error("this is not UTF-8 text")]
     NoText,
     /// The file is too long, or there are too many steps or crashes.
     #[error("a script has at most {0}")]
@@ -47,13 +47,13 @@ pub enum Damage {
     #[error("the script is of version {0:?} and this simulator reads version {VERSION} only")]
     Version(String),
     /// Lines are missing.
-    #[error("the script ends here, before its line \"end\": it is not whole")]
+    #[error("the script ends here, before its line \"end\": it is incomplete")]
     Ended,
     /// There is something after the end.
-    #[error("nothing comes after \"end\", but here is {0:?}")]
+    #[error("nothing may follow \"end\", but here is {0:?}")]
     Behind(String),
     /// The head contains another line than expected.
-    #[error("here must stand \"{wanted} ..\", not {found:?}")]
+    #[error("expected \"{wanted} ..\" here, found {found:?}")]
     Field {
         /// The key that the line must begin with.
         wanted: &'static str,
@@ -71,16 +71,16 @@ pub enum Damage {
         found: String,
     },
     /// The sizes are not those of the grown set that the script starts from.
-    #[error("a set that starts so has the sizes of one that has grown, and these are others")]
+    #[error("the sizes are not those of the grown set that the line \"start\" names")]
     NotGrown,
     /// The line is not a step.
-    #[error("no step is written like {0:?}")]
+    #[error("{0:?} is not a step")]
     Step(String),
     /// A device fails in a workload that is declared to be without failures.
     #[error("a device fails, although the script says \"troubled no\"")]
     Trouble,
     /// A volume or a device does not exist.
-    #[error("there is no {what} {found}: there are {count}")]
+    #[error("there is no {what} {found}: there are {count}, counted from 0")]
     Absent {
         /// "volume" or "device".
         what: &'static str,
@@ -90,7 +90,9 @@ pub enum Damage {
         count: u64,
     },
     /// A request is outside its volume, or not aligned to its blocks.
-    #[error("sectors {found:?} are no request for {sectors} sectors in blocks of {block}: {why}")]
+    #[error(
+        "sectors {found:?} are not a valid request to a volume of {sectors} sectors in blocks of {block}: {why}"
+    )]
     Request {
         /// The sectors of the request.
         found: Range<u64>,
@@ -391,7 +393,7 @@ fn device_of(word: &str, workload: &Workload) -> Result<usize, Damage> {
 /// Returns the number of a device that backs a volume.
 fn backing(word: &str, workload: &Workload) -> Result<usize, Damage> {
     let device = device_of(word, workload)?;
-    if device > 0 { Ok(device) } else { Err(value("device", "one that is under a volume", word)) }
+    if device > 0 { Ok(device) } else { Err(value("device", "a backing device", word)) }
 }
 
 fn pull(device: &str, survivors: &str, workload: &Workload) -> Option<Result<Step, Damage>> {
@@ -468,7 +470,7 @@ fn volume(word: &str, workload: &Workload) -> Result<u32, Damage> {
 fn volume_with(word: &str, workload: &Workload, device: bool) -> Result<u32, Damage> {
     let volume = volume(word, workload)?;
     let is_such = ((volume as usize) < workload.geometry.volumes.len()) == device;
-    let wanted = if device { "a volume with a device" } else { "a volume that lives in the cache alone" };
+    let wanted = if device { "a volume with a backing device" } else { "a flash-only volume" };
     is_such.then_some(volume).ok_or_else(|| value("volume", wanted, word))
 }
 
@@ -487,8 +489,8 @@ fn place(volume_word: &str, sectors: &str, workload: &Workload) -> Result<(u32, 
     let (sectors, block) = (workload.geometry.sectors_of(volume), u64::from(workload.geometry.block_sectors));
     let off = !found.start.is_multiple_of(block) || !found.end.is_multiple_of(block);
     let why = match () {
-        () if found.is_empty() => "there are none",
-        () if found.end > sectors => "they go beyond its end",
+        () if found.is_empty() => "the range is empty",
+        () if found.end > sectors => "they extend beyond its end",
         () if off => "they are not whole blocks",
         () if found.end - found.start > REQUEST_SECTORS_MAX => "they are too many for one request",
         () => return Ok((volume, found)),

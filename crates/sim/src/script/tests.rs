@@ -63,15 +63,15 @@ fn comments_and_empty_lines_say_nothing() {
 const DAMAGES: [(&str, &str, &str); 40] = [
     ("sim script 1", "sim script 2", "line 1: the script is of version \"2\""),
     ("sim script 1", "#!/bin/sh", "line 2: a script begins with \"sim script 1\", not with \"workload"),
-    ("seed 5", "seed", "line 3: here must stand \"seed ..\", not \"seed\""),
+    ("seed 5", "seed", "line 3: expected \"seed ..\" here, found \"seed\""),
     ("seed 5", "seed -5", "line 3: seed must be a number from 0 to"),
     ("seed 5", "seed 05", "line 3: seed must be a number"),
-    ("seed 5", "depth 5", "line 3: here must stand \"seed"),
+    ("seed 5", "depth 5", "line 3: expected \"seed"),
     ("depth 8", "depth 100000000", "line 4: depth must be a number from 1 to 64"),
     ("troubled yes", "troubled no", "a device fails, although"),
     ("troubled yes", "troubled maybe", "line 5: troubled must be yes or no"),
     ("start new", "start old", "line 6: start must be new or third-level or interior-split"),
-    ("start new", "start third-level", "a set that starts so has the sizes"),
+    ("start new", "start third-level", "the sizes are not those of the grown set"),
     ("block-sectors", "block-sectors 3", "block-sectors must be one of [1, 8]"),
     ("bucket-sectors", "bucket-sectors 24", "bucket-sectors must be a power of two"),
     ("bucket-sectors", "bucket-sectors 8", "bucket-sectors must be a power of two, and two blocks"),
@@ -85,21 +85,21 @@ const DAMAGES: [(&str, &str, &str); 40] = [
     ("first-mode", "first-mode 6", "first-mode must be a number from 0 to 5"),
     ("journal-delay", "journal-delay-ms 0", "journal-delay-ms must be a number from 1"),
     ("writeback-running", "writeback-running 1", "writeback-running must be yes or no"),
-    ("read", "read 7 0..8", "there is no volume 7: there are 2"),
-    ("read", "read 0 2048..2056", "they go beyond its end"),
-    ("read", "read 0 8..8", "there are none"),
-    ("read", "read 0 8..0", "there are none"),
-    ("read", "read 0 0..8 fua", "no step is written like \"read 0 0..8 fua\""),
-    ("read", "fly 0 0..8", "no step is written like \"fly 0 0..8\""),
-    ("read", "create 0", "volume must be a volume that lives in the cache alone, not \"0\""),
-    ("turn", "turn 0 luck 1", "no step is written like \"turn 0 luck 1\""),
+    ("read", "read 7 0..8", "there is no volume 7: there are 2, counted from 0"),
+    ("read", "read 0 2048..2056", "they extend beyond its end"),
+    ("read", "read 0 8..8", "the range is empty"),
+    ("read", "read 0 8..0", "the range is empty"),
+    ("read", "read 0 0..8 fua", "\"read 0 0..8 fua\" is not a step"),
+    ("read", "fly 0 0..8", "\"fly 0 0..8\" is not a step"),
+    ("read", "create 0", "volume must be a flash-only volume, not \"0\""),
+    ("turn", "turn 0 luck 1", "\"turn 0 luck 1\" is not a step"),
     ("turn", "turn 0 writeback-quiet 2", "writeback-quiet must be a number from 0 to 1"),
     ("turn", "turn 0 writeback-rate-update-ms 0", "writeback-rate-update-ms must be a number from 1"),
     ("pause", "pause 999999999 ms", "pause must be a number from 0 to"),
     ("trouble ", "trouble 9 Read 0..8 after 3, 4 times: Fail(Nothing)", "there is no device 9"),
-    ("pull", "pull 0 nothing", "device must be one that is under a volume, not \"0\""),
-    ("pull", "pull 1 half", "no step is written like \"pull 1 half\""),
-    ("return", "return 3", "there is no device 3: there are 3"),
+    ("pull", "pull 0 nothing", "device must be a backing device, not \"0\""),
+    ("pull", "pull 1 half", "\"pull 1 half\" is not a step"),
+    ("return", "return 3", "there is no device 3: there are 3, counted from 0"),
     ("17:", "17:power", "a cut is POINT:CRASH:SUBSET"),
 ];
 
@@ -132,7 +132,7 @@ fn a_script_that_is_not_whole_is_refused_wherever_it_ends() {
         assert!(error.starts_with("line "), "{error}");
     }
     let behind = Script::parse(&format!("{text}settle\n"), "").unwrap_err().to_string();
-    assert!(behind.ends_with("nothing comes after \"end\", but here is \"settle\""), "{behind}");
+    assert!(behind.ends_with("nothing may follow \"end\", but here is \"settle\""), "{behind}");
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn bytes_that_are_no_text_are_refused() {
     let mut bytes = short().to_string().into_bytes();
     let place = bytes.iter().position(|byte| *byte == b'\n').unwrap() + 3;
     bytes[place] = 0xff;
-    assert_eq!(parse::text_of(&bytes).unwrap_err().to_string(), "line 2: this is no text");
+    assert_eq!(parse::text_of(&bytes).unwrap_err().to_string(), "line 2: this is not UTF-8 text");
 }
 
 /// A flipped byte makes a script that is refused, or one that can be written again and run.

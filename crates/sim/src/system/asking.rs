@@ -86,7 +86,7 @@ pub fn serve(
         loop {
             let Some(id) = seat.id().await else {
                 waiting.hear(Reply::failed(ErrorKind::Gone, None));
-                return waiting.reply.comes().await.expect("it has been brought");
+                return waiting.reply.comes().await.expect("it was just answered");
             };
             let permit = workers.dispatcher().room.acquire(1).await;
             let retry = Retry::of(&operation);
@@ -130,7 +130,7 @@ pub fn serve_by_set(set: &CacheSet, id: VolumeId, operation: Operation, told: To
     // Nothing is queued here before the set has the request.
     let request = match translate::work_of(operation, Time::MAX) {
         Work::Request(request) | Work::Durable(request) => request,
-        Work::Answered(_) => unreachable!("nobody here asks for what is allocated"),
+        Work::Answered(_) => unreachable!("block status is not requested here"),
     };
     Box::pin(async move {
         let (client, waiting) = (Client::default(), Waiting::of(told));
@@ -141,7 +141,7 @@ pub fn serve_by_set(set: &CacheSet, id: VolumeId, operation: Operation, told: To
         } else {
             set.ask_and_serve(client, id, request, asker).await;
         }
-        waiting.reply.comes().await.expect("nothing moves")
+        waiting.reply.comes().await.expect("the request is answered")
     })
 }
 

@@ -281,11 +281,11 @@ impl System for Engine {
         let miscounted = counted.map(|counted| miscounted(counted, &checked.buckets)).unwrap_or_default();
         let to_replay = report.journal.map_or(0, |journal| journal.keys_to_replay);
         let unfinished = (counted.is_some() && to_replay > 0)
-            .then(|| format!("{to_replay} keys are left to replay after an orderly stop"));
+            .then(|| format!("{to_replay} keys remain to be replayed after an orderly stop"));
         let broken = report.findings.iter().filter(|damage| damage.severity >= Severity::Error);
         let hidden = report.volumes.iter().filter(|volume| volume.dirty_sectors > 0 && volume.claims_clean);
         let hidden =
-            hidden.map(|volume| format!("volume {} has dirty data and does not say so", volume.inode));
+            hidden.map(|volume| format!("volume {} has dirty data, but is marked clean", volume.inode));
         broken
             .map(ToString::to_string)
             .chain(hidden)
@@ -319,6 +319,6 @@ fn miscounted(counted: &[BucketCount], recounted: &[bcached_check::Bucket]) -> V
             )
         })
     };
-    assert_eq!(counted.len(), recounted.len(), "the engine and the checker know of the same buckets");
+    assert_eq!(counted.len(), recounted.len(), "the engine and the checker count the same buckets");
     counted.iter().zip(recounted).enumerate().filter_map(differs).collect()
 }

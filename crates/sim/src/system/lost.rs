@@ -54,7 +54,7 @@ async fn set_out(set: &CacheSet, uuid: Uuid) -> Result<(Vec<Range<u64>>, Forgett
     let told: u64 = ranges.iter().map(|range| range.end - range.start).sum();
     if told != forgetting.dirty_sectors {
         let counted = forgetting.dirty_sectors;
-        return Err(Refusal(format!("{told} sectors are told as lost, and {counted} were counted")));
+        return Err(Refusal(format!("{told} sectors are reported as lost, but {counted} were counted")));
     }
     Ok((ranges, forgetting))
 }
@@ -101,6 +101,6 @@ fn renamed(former: &BackingSuperblock, uuid: Uuid, device_sectors: u64) -> Backi
         device_sectors,
     });
     let superblock = superblock.expect("as it was made");
-    assert_eq!(superblock.state(), BackingState::None, "nobody's");
+    assert_eq!(superblock.state(), BackingState::None, "it belongs to no set");
     superblock
 }

@@ -39,7 +39,7 @@ pub async fn tried<T>(attempt: impl AsyncFn() -> Result<T, Error>) -> Result<T, 
 
 /// Returns the refusal of a request to a volume that is gone.
 pub fn gone() -> Refusal {
-    Refusal("the volume is not served any more".to_owned())
+    Refusal("the volume is no longer served".to_owned())
 }
 
 impl Seat {

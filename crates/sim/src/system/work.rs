@@ -74,7 +74,7 @@ fn if_it_stays(done: Result<(), Error>, is_as_before: impl FnOnce() -> bool) -> 
     match done {
         Ok(()) => Ok(true),
         Err(Error::Cancelled) => {
-            assert!(is_as_before(), "a change of size that was cancelled has changed it");
+            assert!(is_as_before(), "a cancelled resize changed the size");
             Ok(false)
         }
         Err(Error::OnItsWay | Error::NoRoom { .. }) => Ok(false),

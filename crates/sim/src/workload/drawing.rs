@@ -53,8 +53,8 @@ pub const DRAWING: u32 = DRAWINGS.len() as u32;
 /// The error for a seed of another drawing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "the seed is of drawing {given} and this simulator draws by {DRAWING}, which makes another workload of it: build the \
-     commit that printed the seed, or run the script that the workload was saved in (sim run --script FILE)"
+    "the seed is of drawing {given} and this simulator uses drawing {DRAWING}, which makes another workload from it: build \
+     the commit that printed the seed, or run the script that the workload was saved in (sim run --script FILE)"
 )]
 pub struct OtherDrawing {
     /// The drawing that the seed belongs to.

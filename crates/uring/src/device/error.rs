@@ -117,9 +117,9 @@ impl DeviceError {
             DeviceErrorKind::NotADevice(found) => {
                 format!("it is {found}, not a block device or a regular file")
             }
-            DeviceErrorKind::Changed => "the path began to lead to another device while it was opened".into(),
+            DeviceErrorKind::Changed => "the path changed to another device while it was being opened".into(),
             DeviceErrorKind::Busy(holders) if holders.is_empty() => {
-                "it is in use; by whom could not be found out".into()
+                "it is in use, but the holder could not be determined".into()
             }
             DeviceErrorKind::Busy(holders) => {
                 let names: Vec<String> = holders.iter().map(ToString::to_string).collect();
@@ -127,18 +127,22 @@ impl DeviceError {
             }
             DeviceErrorKind::Twice => "this process has opened it already, perhaps by another path".into(),
             DeviceErrorKind::StillWritten => {
-                "who had it before has not done with it: an operation on it, or on a device that was served with it, has not ended".into()
+                "its previous owner still uses it: an operation on it, or on a device served with it, is \
+                 in flight"
+                    .into()
             }
             DeviceErrorKind::Empty => "it is empty".into(),
-            DeviceErrorKind::NoMedium => "it has no size: there is no medium in it, or it is not set up".into(),
+            DeviceErrorKind::NoMedium => {
+                "it has no size: no medium is inserted, or the device is not set up".into()
+            }
             DeviceErrorKind::BlockTooLarge { found, wanted } => format!(
-                "it works in blocks of {} bytes and the format in blocks of {} bytes",
+                "it works in blocks of {} bytes, but the format needs blocks of {} bytes",
                 u64::from(*found) * 512,
                 u64::from(*wanted) * 512
             ),
-            DeviceErrorKind::OutOfRange { sectors, .. } => format!("it has {sectors} sectors"),
+            DeviceErrorKind::OutOfRange { sectors, .. } => format!("it has only {sectors} sectors"),
             DeviceErrorKind::Unaligned { block, .. } => {
-                format!("it is written in blocks of {block} sectors")
+                format!("it can be written only in whole blocks of {block} sectors")
             }
             DeviceErrorKind::Io { source, .. } => source.to_string(),
         }
@@ -148,19 +152,21 @@ impl DeviceError {
     #[must_use]
     pub fn next(&self) -> String {
         match &self.kind {
-            DeviceErrorKind::NotFound => "check the name, or that the device is connected".into(),
-            DeviceErrorKind::Permission => "run as a user who may (root, or the group of the device)".into(),
+            DeviceErrorKind::NotFound => "check the name, and that the device is connected".into(),
+            DeviceErrorKind::Permission => {
+                "run as a user with access to it (root, or a member of its group)".into()
+            }
             DeviceErrorKind::ReadOnly => {
                 "make it writable (blockdev --setrw, or mount its file system read-write)".into()
             }
             DeviceErrorKind::NotADevice(_) => "name a disk, a partition or an image file".into(),
-            DeviceErrorKind::Changed => "name it by a path that stays, such as /dev/disk/by-id".into(),
+            DeviceErrorKind::Changed => "name it by a stable path, such as one in /dev/disk/by-id".into(),
             DeviceErrorKind::Busy(holders) if holders.is_empty() => {
-                "look as root, or with lsblk and fuser -v".into()
+                "look for the holder as root, or with lsblk and fuser -v".into()
             }
             DeviceErrorKind::Busy(holders) => holders[0].how_to_release(),
             DeviceErrorKind::Twice => "name each device once".into(),
-            DeviceErrorKind::StillWritten => "wait until its last operations have ended".into(),
+            DeviceErrorKind::StillWritten => "wait until its last operations have completed".into(),
             DeviceErrorKind::Empty => "give it a size first".into(),
             DeviceErrorKind::NoMedium => "insert the medium, or set it up".into(),
             DeviceErrorKind::BlockTooLarge { .. } => {

@@ -62,7 +62,7 @@ impl Holder {
                 format!("detach it with losetup -d /dev/{name}")
             }
             Self::Device(name) => {
-                format!("stop {name} (mdadm --stop, dmsetup remove), or use that device instead")
+                format!("stop {name} with mdadm --stop or dmsetup remove, or use that device instead")
             }
             Self::KernelBcache => "stop it through /sys/block/DEVICE/bcache, then try again".into(),
         }

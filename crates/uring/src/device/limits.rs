@@ -52,7 +52,7 @@ impl Limits {
     }
 
     fn of_block(file: &File, sysfs: &Path, direct: bool) -> Result<Self, DeviceErrorKind> {
-        let failed = |errno| DeviceErrorKind::from_errno("ask the block size of", errno);
+        let failed = |errno| DeviceErrorKind::from_errno("get the block size of", errno);
         let block = rustix::fs::ioctl_blksszget(file).map_err(failed)?.max(512);
         let number = |name| queue(sysfs, name).and_then(|text| text.parse::<u64>().ok());
         let write_zeroes = number("write_zeroes_max_bytes").is_some_and(|bytes| bytes > 0);
@@ -84,7 +84,7 @@ impl Limits {
         let bytes = size(file, DeviceKind::File)?;
         let block = if direct { smallest_direct_block(file, bytes)? } else { None };
         if direct && block.is_none() {
-            let failed = |errno| DeviceErrorKind::from_errno("leave O_DIRECT on", errno);
+            let failed = |errno| DeviceErrorKind::from_errno("turn off O_DIRECT for", errno);
             let flags = rustix::fs::fcntl_getfl(file).map_err(failed)?;
             rustix::fs::fcntl_setfl(file, flags - OFlags::DIRECT).map_err(failed)?;
         }
@@ -112,7 +112,7 @@ impl Limits {
 
 /// Returns the size in bytes.
 pub(super) fn size(file: &File, kind: DeviceKind) -> Result<u64, DeviceErrorKind> {
-    let failed = |errno| DeviceErrorKind::from_errno("ask the size of", errno);
+    let failed = |errno| DeviceErrorKind::from_errno("get the size of", errno);
     match kind {
         DeviceKind::Block => rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(failed),
         DeviceKind::File => {

@@ -321,7 +321,7 @@ impl Device {
         if self.kind == DeviceKind::Block {
             return Err(self.error(DeviceErrorKind::BlockTooLarge { found, wanted: sectors }));
         }
-        let failed = |errno| self.error(DeviceErrorKind::from_errno("leave O_DIRECT", errno));
+        let failed = |errno| self.error(DeviceErrorKind::from_errno("turn off O_DIRECT for", errno));
         let flags = rustix::fs::fcntl_getfl(&self.file).map_err(failed)?;
         rustix::fs::fcntl_setfl(&self.file, flags - OFlags::DIRECT).map_err(failed)?;
         self.direct.store(false, Ordering::Relaxed);
@@ -479,7 +479,7 @@ fn claim_device(
         return Ok(None);
     }
     let same = file.try_clone().map_err(|error| {
-        DeviceErrorKind::from_errno("keep", Errno::from_io_error(&error).unwrap_or(Errno::MFILE))
+        DeviceErrorKind::from_errno("keep open", Errno::from_io_error(&error).unwrap_or(Errno::MFILE))
     })?;
     Ok(Some(Claim::new(same, beneath)))
 }

@@ -18,7 +18,7 @@ impl Device {
         let block = u64::from(self.info().logical_block_sectors);
         let first = sector / block * block;
         let end = (sector + sectors).next_multiple_of(block);
-        let bytes = |sectors: u64| usize::try_from(sectors * SECTOR).expect("as long as the memory given");
+        let bytes = |sectors: u64| usize::try_from(sectors * SECTOR).expect("the range fits in memory");
         let mut around = Buffer::zeroed(bytes(end - first));
         let mut done = 0;
         while done < around.len() {

@@ -165,7 +165,7 @@ impl Watched {
             Ok(_) | Err(Errno::NOENT) => self.miss(state),
             Err(errno) => {
                 self.miss(state);
-                return Err(io_error(&self.path, "look at")(errno));
+                return Err(io_error(&self.path, "check")(errno));
             }
         }
         let is_whole = state.offer.as_ref().is_some_and(|offer| {
@@ -218,7 +218,7 @@ impl Watched {
                 space.map_err(failed("reserve space for"))
             })
             .and_then(|()| {
-                let words = usize::try_from(self.bytes / super::WORD).expect("at most 1 GiB");
+                let words = usize::try_from(self.bytes / super::WORD).expect("a note is at most 1 GiB");
                 let mapped = Mapping::new(&file, words);
                 mapped.map_err(|source| NoteError::Io { path: self.path.clone(), doing: "map", source })
             });

@@ -110,15 +110,16 @@ impl fmt::Display for NoteFound {
             Self::Nothing => formatter.write_str("the note is empty"),
             Self::Records(count) => {
                 let keys = if *count == 1 { "key" } else { "keys" };
-                write!(formatter, "the note holds {count} {keys} that a former process left")
+                write!(formatter, "the note holds {count} {keys} left by an earlier process")
             }
-            Self::OtherBoot => formatter.write_str("the note is from before the last boot and void"),
-            Self::OtherSet => formatter.write_str("the note belongs to another cache set and is void"),
+            Self::OtherBoot => formatter.write_str("the note is void: it is from before the last boot"),
+            Self::OtherSet => formatter.write_str("the note is void: it belongs to another cache set"),
             Self::Damaged { what, usable } => {
                 let keys = if *usable == 1 { "key is" } else { "keys are" };
                 write!(
                     formatter,
-                    "the note is damaged ({what}): {usable} {keys} used, writes acknowledged after them may be lost"
+                    "the note is damaged ({what}): {usable} {keys} usable; writes acknowledged later may be \
+                     lost"
                 )
             }
         }
@@ -149,7 +150,7 @@ pub enum NoteError {
     #[error("the note {} is not a regular file", .0.display())]
     NotAFile(PathBuf),
     /// A size that holds no record, or exceeds [`NOTE_BYTES_MAX`].
-    #[error("a note of {0} bytes: it can have 8 KiB to 1 GiB")]
+    #[error("a note cannot have {0} bytes: it needs 8 KiB to 1 GiB")]
     Size(u64),
     /// The system refused.
     #[error("cannot {doing} the note {}: {source}", path.display())]
@@ -247,7 +248,7 @@ impl MappedNote {
             Ok(capacity) => (capacity, NoteFound::Nothing),
             // A note that was created has a length.
             Err(_) if length == 0 && !is_new => {
-                (usual, NoteFound::Damaged { what: "it was cut to nothing", usable: 0 })
+                (usual, NoteFound::Damaged { what: "it was truncated to 0 bytes", usable: 0 })
             }
             Err(found) => (usual, found),
         };
@@ -259,7 +260,7 @@ impl MappedNote {
             }
             io("reserve space for")(errno)
         })?;
-        let words = usize::try_from(whole / WORD).expect("at most 1 GiB");
+        let words = usize::try_from(whole / WORD).expect("a note is at most 1 GiB");
         let mapping = Mapping::new(&file, words).map_err(|source| NoteError::Io {
             path: path.to_owned(),
             doing: "map",
@@ -323,14 +324,14 @@ impl MappedNote {
         let forgotten = words[FORGOTTEN].load(Ordering::Relaxed);
         let is_possible = appended.checked_sub(forgotten).is_some_and(|alive| alive <= self.capacity);
         if !is_possible || appended > APPENDED_MAX {
-            self.found = NoteFound::Damaged { what: "its counters are impossible", usable: 0 };
+            self.found = NoteFound::Damaged { what: "its counters are invalid", usable: 0 };
             self.publish(0, 0);
             return;
         }
         let whole = (forgotten..appended).take_while(|number| self.record(*number).is_some()).count();
         let end = forgotten + whole as u64;
         self.found = if end < appended {
-            NoteFound::Damaged { what: "a record fails its check", usable: whole }
+            NoteFound::Damaged { what: "a record is invalid", usable: whole }
         } else if whole == 0 {
             NoteFound::Nothing
         } else {
@@ -407,7 +408,7 @@ impl MappedNote {
 
     /// The words in the slot of record `number`.
     fn place(&self, number: u64) -> &[AtomicU64] {
-        let index = usize::try_from(number % self.capacity).expect("below the capacity");
+        let index = usize::try_from(number % self.capacity).expect("an index below the capacity");
         let start = HEADER_WORDS + index * RECORD_WORDS;
         &self.mapping.words()[start..start + RECORD_WORDS]
     }
@@ -530,7 +531,7 @@ fn read_words<const N: usize>(file: &File, first: usize) -> Result<[u64; N], Err
     let _ = rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut bytes[..], at))?;
     let mut words = [0; N];
     for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
-        *word = u64::from_ne_bytes(chunk.try_into().expect("eight bytes"));
+        *word = u64::from_ne_bytes(chunk.try_into().expect("a chunk has eight bytes"));
     }
     Ok(words)
 }
@@ -546,7 +547,7 @@ fn inspect(header: &[u64; HEADER_WORDS], length: u64, identity: &NoteIdentity) -
         return Err(damaged("it has no valid header"));
     }
     if header[1] != LAYOUT {
-        return Err(damaged("its layout is of another version"));
+        return Err(damaged("its layout has another version"));
     }
     let [boot, boot_rest, set, set_rest] = words_of(identity);
     if [header[2], header[3]] != [boot, boot_rest] {
@@ -559,7 +560,7 @@ fn inspect(header: &[u64; HEADER_WORDS], length: u64, identity: &NoteIdentity) -
     let needed = capacity.checked_mul(RECORD_BYTES).and_then(|bytes| bytes.checked_add(HEADER_BYTES));
     match needed {
         Some(needed) if capacity > 0 && needed <= length.min(NOTE_BYTES_MAX) => Ok(capacity),
-        _ => Err(damaged("it is shorter than it says")),
+        _ => Err(damaged("it is shorter than its header says")),
     }
 }
 

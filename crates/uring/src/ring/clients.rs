@@ -165,7 +165,7 @@ impl Hosted {
     /// Handles the completion of a command.
     fn completed(&mut self, data: u64, result: i32) {
         self.in_kernel -= 1;
-        self.guest.completed(u16::try_from(data & 0xffff).expect("16 bits"), result);
+        self.guest.completed(u16::try_from(data & 0xffff).expect("the data has 16 bits"), result);
     }
 }
 

@@ -83,7 +83,7 @@ for round in 1 2; do
 	notices $round
 	goes_on under; goes_on under
 	unharmed
-	tells clean "its cache has stopped writing: it goes on without it"
+	tells clean "its cache has stopped writing: the volume continues without it"
 	plugged
 	hears device-returned $round; hears cache-works-again $round
 	goes_on under; goes_on under

@@ -13,7 +13,7 @@ bcached make --writeback --block 4k -B /dev/vdb --for /dev/vda
 options='--cache /dev/vda --backing /dev/vdb --export dev --stop-timeout 1s' patience=60
 chosen() {
 	serve_device
-	sed -n 's/.*\\(its block device comes by .*\\) \\[event.*/\\1/p' /tmp/log
+	sed -n 's/.*\\(its block device is provided by .*\\) \\[event.*/\\1/p' /tmp/log
 }
 # Another process goes on, and has a device too; whose name it is is said by its link.
 take_over() {
@@ -92,7 +92,7 @@ echo all is well";
 fn where_there_is_no_ublk_the_kernels_nbd_client_has_the_device() -> Outcome {
     let Some(vm) = vm_with("bcached", &["drivers/block/nbd"]) else { return Ok(()) };
     let said = run_on(&vm, &[128, 256], &format!("{DAEMON}{SERVE}{BY_NBD}"))?;
-    let chosen = "its block device comes by kernel nbd (ublk: /dev/ublk-control does not exist: load the module (modprobe ublk_drv; Linux 6.5 and \
+    let chosen = "its block device is provided by kernel nbd (ublk: /dev/ublk-control does not exist: load the module (modprobe ublk_drv; Linux 6.5 and \
                   newer))";
     let lines = [
         chosen,
@@ -110,7 +110,9 @@ fn where_there_is_no_ublk_the_kernels_nbd_client_has_the_device() -> Outcome {
     let named =
         |line: &String| line.starts_with("volume bcache-") && line.contains(", /dev/nbd0 (kernel nbd)");
     assert!(said.iter().any(named), "{said:#?}");
-    assert!(said.iter().any(|line| line.starts_with("client the mount /mnt: writing ")), "{said:#?}");
+    let client =
+        |line: &String| line.starts_with("client of bcache-") && line.ends_with(": the mount /mnt, writing");
+    assert!(said.iter().any(client), "{said:#?}");
     Ok(())
 }
 
@@ -164,7 +166,7 @@ unused
 echo all is well"
         ),
     )?;
-    for line in ["its block device comes by ublk", "event=ublk-left", "all is well"] {
+    for line in ["its block device is provided by ublk", "event=ublk-left", "all is well"] {
         assert!(said.iter().any(|found| found == line), "{line}: {said:#?}");
     }
     assert!(!said.iter().any(|line| line == "dd failed"), "{said:#?}");

@@ -10,8 +10,8 @@ bcached make --writeback -b 64k -C /dev/vda -B /dev/vdb -B /dev/vdc > /dev/null
 # One of the two volumes has no device; the other one is served all the same.
 bcached serve --cache /dev/vda --backing /dev/vdb --backing /dev/vdc --export dev > /tmp/out 2> /tmp/told & server=$!
 wait_for 60 grep -q '^ready' /tmp/out || { cat /tmp/told; exit 1; }
-test $(grep -c 'it is no block device: all 1 devices are in use: load the module with more (modprobe nbd nbds_max=64)' /tmp/told) = 1
-test $(grep -c 'it is the block device /dev/nbd0' /tmp/told) = 1
+test $(grep -c 'not available as a block device: all 1 devices are in use: load the module with more (modprobe nbd nbds_max=64)' /tmp/told) = 1
+test $(grep -c 'available as the block device /dev/nbd0' /tmp/told) = 1
 dd if=/dev/nbd0 of=/dev/null bs=64k count=100 2> /dev/null
 # Something is amiss, which is its exit status.
 code=0; bcached status || code=$?

@@ -212,7 +212,7 @@ cmp /tmp/data /mnt/a
 umount /mnt
 # Nobody serves it any more, and nobody will.
 kill -9 $server; wait $server || true
-wait_for 20 sh -c 'bcached doctor | grep "nobody serves $0: what is asked of it waits"' $device
+wait_for 20 sh -c 'bcached doctor | grep "no daemon serves $0: its requests wait"' $device
 dd if=$link of=/dev/null bs=4k count=1 iflag=direct & reading=$!
 sleep 1
 code=0; bcached remove $device || code=$?
@@ -235,7 +235,8 @@ fn outlives_the_daemon(transfer: Transfer) -> Outcome {
     let said = run_on(&vm, &[128, 256], &format!("{DAEMON}{OUTLIVES}"))?;
     let in_use = |line: &String| line.contains("it is in use by the mount /mnt");
     assert!(said.iter().any(in_use) && said.iter().any(|line| line == "exit 3"), "{said:#?}");
-    let client = |line: &String| line.starts_with("client the mount /mnt: writing ");
+    let client =
+        |line: &String| line.starts_with("client of ") && line.ends_with(": the mount /mnt, writing");
     let volume = |line: &String| line.contains(&format!("/dev/ublkb0 ({})", transfer.word()));
     assert!(said.iter().any(client) && said.iter().any(volume), "{said:#?}");
     for line in ["event=ublk-left", "all is well"] {

@@ -119,7 +119,7 @@ wait_for 20 is_told
 code=0; bcached take-over > /tmp/told 2>&1 || code=$?
 cat /tmp/told
 test $code = 6
-grep "^bcached: nobody can take over from this daemon now: $below has not answered for .* operations that wait for it: .*; ask again" /tmp/told
+grep "^bcached: no process can take over from this daemon now: $below has not answered for .* operations in flight: .*; try again" /tmp/told
 test $(answering) = $server
 piece $quick /tmp/again 16; cmp /tmp/piece /tmp/again
 goes_on_again

@@ -70,7 +70,7 @@ fn worst(report: &Report) -> Option<String> {
             matches!(kind, DamageKind::UuidTableSum { .. } | DamageKind::DoubtedSlot { .. })
         }) =>
         {
-            "volume table not the one that was written".to_owned()
+            "volume table differs from the one that was written".to_owned()
         }
         () if of(Structure::UuidTable) => "volume table unreadable".to_owned(),
         () if nodes > 0 => format!("{} damaged", counted(nodes, "index node")),
@@ -94,7 +94,7 @@ fn dirty(report: &Report) -> String {
         Known::AtLeast if alone_sectors + nobodys_sectors > 0 => with_others(None, &report.dirty),
         Known::Unknown if nobodys_sectors > 0 => {
             format!(
-                "{} dirty, and the volume table does not say whose it is",
+                "{} dirty, of volumes that the volume table does not name",
                 human(bytes_of(nobodys_sectors))
             )
         }
@@ -121,14 +121,14 @@ fn dirty(report: &Report) -> String {
 /// other volumes.
 fn with_others(of_backed: Option<String>, dirty: &Dirty) -> String {
     let others = [
-        (dirty.alone_sectors, "of volumes that live here alone"),
+        (dirty.alone_sectors, "of flash-only volumes"),
         (dirty.nobodys_sectors, "of volumes that the table does not name"),
     ];
     let others = others.into_iter().filter(|(sectors, _)| *sectors > 0);
     let others: Vec<_> = others.map(|(sectors, of)| format!("{} {of}", human(bytes_of(sectors)))).collect();
     match of_backed {
         Some(of_backed) => std::iter::once(of_backed).chain(others).collect::<Vec<_>>().join(", "),
-        None => format!("dirty at least: {}", others.join(", ")),
+        None => format!("dirty: at least {}", others.join(", ")),
     }
 }
 
@@ -139,7 +139,7 @@ pub fn groups(report: &Report) -> Vec<Group> {
     if nodes > 0 {
         let parts: Vec<_> = report.hidden.iter().map(|hidden| stretch(report, hidden)).collect();
         let cost = match parts.as_slice() {
-            [] => "it is the index of no volume's data".to_owned(),
+            [] => "it indexes no data of a volume".to_owned(),
             parts => format!("{}{} unreadable from the cache", listed(parts), are(parts)),
         };
         let what =
@@ -159,7 +159,7 @@ pub fn groups(report: &Report) -> Vec<Group> {
                 human(bytes_of(report.dirty.nobodys_sectors))
             ),
             (_, 1) => first.to_string(),
-            (_, count) => format!("{first} (and {} more of the kind)", count - 1),
+            (_, count) => format!("{first} (and {} more of this kind)", count - 1),
         };
         groups.push(Group { severity: count.severity, count: count.count, what });
     }

@@ -67,7 +67,7 @@ impl Hardware {
         let (block, physical) = (bytes_of(cache.block_sectors()), self.physical_block_bytes?);
         let text = || {
             format!(
-                "blocks of {} on a drive that writes {} at once: each write of the journal costs it a read; the next `make` with --block {}k",
+                "blocks of {} are smaller than the drive's physical blocks of {}: each journal write costs the drive a read; use --block {}k in the next `make`",
                 human(block),
                 human(physical),
                 physical >> 10
@@ -81,12 +81,12 @@ impl Hardware {
         let start = self.start_sectors.unwrap_or(0) * 512;
         let what = match superblock {
             _ if self.alignment_offset.is_some_and(|bytes| bytes != 0) || !start.is_multiple_of(physical) => {
-                "the partition begins"
+                "the partition starts"
             }
             Superblock::Backing(backing)
                 if !(start + bytes_of(backing.data_offset())).is_multiple_of(physical) =>
             {
-                "the volume's data begins"
+                "the volume's data starts"
             }
             _ => return None,
         };
@@ -94,7 +94,7 @@ impl Hardware {
         Some(Finding::new(
             "alignment",
             format!(
-                "{what} inside a physical block of {physical}: writes of whole blocks become two halves; begin it at a multiple of 1 MiB"
+                "{what} inside a physical block of {physical}: a write of a whole block touches two of them; let it start at a multiple of 1 MiB"
             ),
         ))
     }
@@ -110,27 +110,28 @@ impl Hardware {
         }
         let counts = match self.level.as_deref() {
             Some("raid4" | "raid5" | "raid6") => {
-                "name the stripe of the array: `bcached set VOLUME stripe_size=SIZE`"
+                "set the stripe size of the array: `bcached set VOLUME stripe_size=SIZE`"
             }
-            _ => "nothing here goes by it",
+            _ => "bcached does not use this value",
         };
         Some(Finding::new(
             "optimal-io",
             format!(
-                "its driver names {optimal} bytes as the best length of a request, which is no multiple of its blocks: {counts}"
+                "its driver reports an optimal I/O size of {optimal} bytes, which is too large or no multiple of its blocks: {counts}"
             ),
         ))
     }
 
     fn speed(&self, superblock: &Superblock) -> Option<Finding> {
         let is_slow = matches!(superblock, Superblock::Cache(_)) && self.is_rotational == Some(true);
-        let text = "the cache is on a disk that rotates, and no faster than what it is to serve";
+        let text = "the cache is on a rotating disk, which is no faster than the devices behind it";
         is_slow.then(|| Finding::new("rotating-cache", text.to_owned()))
     }
 
     fn write_cache(&self) -> Option<Finding> {
         let is_slow = self.has_volatile_cache == Some(true) && self.has_fua == Some(false);
-        let text = "it keeps writes in memory of its own and has no FUA: what has to be durable costs a flush of all of it";
+        let text =
+            "it has a volatile write cache and no FUA: each durable write costs a flush of that whole cache";
         is_slow.then(|| Finding::new("volatile-cache", text.to_owned()))
     }
 }

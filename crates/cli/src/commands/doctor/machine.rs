@@ -2,17 +2,17 @@
 //! bcache, and notes left behind.
 
 use super::system::System;
-use super::{Item, udev, ways};
+use super::{Item, State, udev, ways};
 use bcached_offline::notes;
 use bcached_uring::{Backend, DriverOptions, open_driver};
 
 /// Capabilities that some exports need: bit, name, purpose.
 const CAPABILITIES: &[(u32, &str, &str)] = &[
-    (21, "CAP_SYS_ADMIN", "ublk and kernel NBD devices, FUSE without fusermount"),
-    (14, "CAP_IPC_LOCK", "locking the cache's memory (or LimitMEMLOCK=infinity)"),
-    (24, "CAP_SYS_RESOURCE", "serving what is mounted here: no waiting of the kernel for bcached"),
-    (19, "CAP_SYS_PTRACE", "seeing who has a block device open: one in use is not taken away"),
-    (1, "CAP_DAC_OVERRIDE", "opening block devices of other users"),
+    (21, "CAP_SYS_ADMIN", "for ublk and kernel NBD devices, and FUSE without fusermount"),
+    (14, "CAP_IPC_LOCK", "to lock the daemon's memory (or LimitMEMLOCK=infinity)"),
+    (24, "CAP_SYS_RESOURCE", "to mount volumes here without a deadlock when memory is short"),
+    (19, "CAP_SYS_PTRACE", "to find the users of a block device before it is removed"),
+    (1, "CAP_DAC_OVERRIDE", "to open block devices of other users"),
 ];
 
 pub(super) fn items(system: &System) -> Vec<Item> {
@@ -31,7 +31,7 @@ fn io_uring() -> Item {
             Item::yes("io_uring", opened.backend.to_string())
         }
         Ok(opened) => Item::no("io_uring", opened.backend.to_string(), None),
-        Err(error) => Item::no("io_uring", error.to_string(), None),
+        Err(error) => Item::no("io_uring", error.to_string(), None).in_state(State::Fail),
     }
 }
 
@@ -41,7 +41,7 @@ fn kernel_bcache(system: &System) -> Item {
     if system.path("/sys/fs/bcache").exists() {
         Item::yes("kernel bcache", "loaded: it may hold bcache devices")
     } else {
-        Item::no("kernel bcache", "not loaded", None)
+        Item::no("kernel bcache", "not loaded", None).in_state(State::Ok)
     }
 }
 
@@ -50,10 +50,10 @@ fn notes_left() -> Item {
     const NAME: &str = "notes of a killed bcached";
     let left: Vec<_> = notes::all_left_behind().iter().map(|note| note.display().to_string()).collect();
     if left.is_empty() {
-        return Item::no(NAME, "none in this user's places", None);
+        return Item::no(NAME, "none in this user's directories", None).in_state(State::Ok);
     }
-    let next = "start bcached with its set once, before a reboot and before anything else uses the devices";
-    Item { mends: Some(next.to_owned()), ..Item::yes(NAME, left.join(", ")) }
+    let next = "serve its set with bcached once, before a reboot and before anything else uses the devices";
+    Item { mends: Some(next.to_owned()), ..Item::yes(NAME, left.join(", ")).in_state(State::Warn) }
 }
 
 fn capabilities() -> Vec<Item> {

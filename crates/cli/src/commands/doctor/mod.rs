@@ -28,7 +28,7 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 
 /// The column at which details begin, and the width at which lines wrap.
-const COLUMN: usize = 31;
+const COLUMN: usize = 32;
 const WIDTH: usize = 100;
 
 /// The result of an examination.
@@ -47,6 +47,29 @@ struct Item {
     /// What makes it available, or what to do about it.
     #[serde(skip_serializing_if = "Option::is_none")]
     mends: Option<String>,
+    #[serde(skip)]
+    state: State,
+}
+
+/// How good the state of a facility is, in the text.
+#[derive(Clone, Copy)]
+enum State {
+    /// Nothing needs attention.
+    Ok,
+    /// It is not available, or needs attention.
+    Warn,
+    /// Something that is in use does not work.
+    Fail,
+}
+
+impl State {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "OK",
+            Self::Warn => "WARN",
+            Self::Fail => "FAIL",
+        }
+    }
 }
 
 /// What the user should know about a device although it is fit.
@@ -58,11 +81,16 @@ struct Finding {
 
 impl Item {
     fn yes(name: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
-        Self { name, available: true, detail: detail.into(), mends: None }
+        Self { name, available: true, detail: detail.into(), mends: None, state: State::Ok }
     }
 
     fn no(name: &'static str, detail: impl Into<Cow<'static, str>>, mends: Option<String>) -> Self {
-        Self { name, available: false, detail: detail.into(), mends }
+        Self { name, available: false, detail: detail.into(), mends, state: State::Warn }
+    }
+
+    const fn in_state(mut self, state: State) -> Self {
+        self.state = state;
+        self
     }
 }
 
@@ -97,9 +125,8 @@ impl Show for Examined {
     fn text(&self) -> String {
         let mut text = String::new();
         for item in &self.machine {
-            let word = if item.available { "yes" } else { "no" };
-            let head = format!("{:<26} {word:<4}", item.name);
-            let mends = item.mends.as_ref().map_or_else(String::new, |mends| format!(": {mends}"));
+            let head = format!("{:<26} {:<4}", item.name, item.state.word());
+            let mends = item.mends.as_ref().map_or_else(String::new, |mends| format!(". Fix: {mends}"));
             wrapped(&mut text, &head, &format!("{}{mends}", item.detail));
         }
         for patient in &self.devices {
@@ -142,7 +169,7 @@ mod tests {
     fn lines_are_cut_between_words_and_nothing_is_lost() {
         let told = "word ".repeat(60);
         let mut text = String::new();
-        wrapped(&mut text, "a name                     yes ", told.trim());
+        wrapped(&mut text, "a name                     OK  ", told.trim());
         let lines: Vec<_> = text.lines().collect();
         assert!(lines.len() > 3 && lines.iter().all(|line| line.chars().count() <= WIDTH), "{text}");
         assert!(lines[1..].iter().all(|line| line.starts_with(&" ".repeat(COLUMN))), "{text}");

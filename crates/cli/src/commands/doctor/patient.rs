@@ -166,26 +166,28 @@ fn no_bcache(path: &Path, looked: Device, lost: &LostSets) -> Result<Infallible,
     let unknown = if others.is_empty() { signatures::unknown(&looked)? } else { None };
     drop(looked);
     drop(device::open(path, Access::Check)?);
-    let none = Failure::new(Kind::NotBcache, format!("{} is no bcache device", path.display()));
+    let none = Failure::new(Kind::NotBcache, format!("{} is not a bcache device", path.display()));
     if let Some(losses) = lost.warning() {
-        let next = "find that set's cache before any device is made anew";
+        let next = "find that set's cache before you format any device";
         return Err(none.why(losses).next(next));
     }
     if others.is_empty() {
         Device::may_own(path)?;
         if let Some(holds) = unknown {
-            let next = "see that it is the right one: `bcached make` overwrites it without a question";
+            let next = "check that it is the right device: `bcached make` overwrites it without asking";
             return Err(none.why(format!("it {holds}")).next(next));
         }
-        return Err(none.next("`bcached make` makes it one"));
+        return Err(none.next("`bcached make` formats it"));
     }
     let next = match others.iter().find_map(|signature| signature.class.removed_by()) {
-        Some(removed_by) => format!("name another device; `{removed_by}` takes that mark away, if it is old"),
-        None => "name another device; if nothing on it is needed, `bcached make` says how it is overwritten"
+        Some(removed_by) => {
+            format!("name another device; if the signature is left over, `{removed_by}` removes it")
+        }
+        None => "name another device; if nothing on it is needed, `bcached make` says how to overwrite it"
             .to_owned(),
     };
     let marks = others.iter().map(|signature| signature.kind.as_ref()).collect::<Vec<_>>().join(", ");
-    Err(none.why(format!("it has the mark of {marks}")).next(next))
+    Err(none.why(format!("it carries the signature of {marks}")).next(next))
 }
 
 /// Finds marks of an assembler (such as RAID or LVM) beside the superblock: it may take the device
@@ -195,7 +197,7 @@ fn membership(device: &Device) -> Result<Vec<Finding>, Failure> {
     let members = members.filter_map(|signature| Some((signature.kind, signature.class.removed_by()?)));
     let told = |(kind, removed_by)| {
         let text = format!(
-            "it has the mark of a {kind}, too, and may be taken for one: `{removed_by}` takes that away, if it is old"
+            "it also carries the signature of {kind}, which may claim it: if that is left over, `{removed_by}` removes it"
         );
         Finding::new("member", text)
     };
@@ -215,7 +217,7 @@ pub(super) fn compare_roles(all: &mut [Seen]) {
         let Some((Role::Cache, set)) = seen.role else { continue };
         if let Some((_, device)) = quick.iter().find(|(of, _)| *of == set) {
             let text = format!(
-                "it rotates, and {device}, which it is to make faster, does not: their roles are swapped; detach the volume, and make them the other way round"
+                "it is a rotating disk, but {device}, which it caches, is not: their roles are swapped; detach the volume, and format the two devices the other way round"
             );
             seen.patient.findings.retain(|finding| finding.kind != "rotating-cache");
             seen.patient.findings.push(Finding::new("swapped-roles", text));
@@ -242,7 +244,7 @@ fn describe(superblock: &Superblock) -> String {
         Superblock::Cache(cache) => {
             let note = notes::left_behind(cache.set_uuid()).map_or_else(String::new, |note| {
                 format!(
-                    "; serve it before anything else does: a killed bcached left a note, {}",
+                    "; a killed bcached left a note, {}: serve the set once before anything else uses it",
                     note.display()
                 )
             });

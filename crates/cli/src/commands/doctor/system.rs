@@ -81,9 +81,9 @@ impl System {
     pub(super) fn mends(&self, module: &str) -> String {
         match self.module(module) {
             Module::There | Module::Unknown => format!("modprobe {module}"),
-            Module::BuiltIn => "it is a part of this kernel: give this container the device".to_owned(),
+            Module::BuiltIn => "it is built into this kernel: give this container the device".to_owned(),
             Module::Absent => format!(
-                "this kernel has no {module}: linux-modules-extra-{} (Ubuntu), kernel-modules-extra (Fedora), or another kernel",
+                "this kernel has no {module}: install linux-modules-extra-{} (Ubuntu) or kernel-modules-extra (Fedora), or use another kernel",
                 self.release
             ),
         }

@@ -2,7 +2,7 @@
 //! bcached's, which protects the configured devices from it.
 
 use super::system::System;
-use super::{Finding, Item};
+use super::{Finding, Item, State};
 use bcached_format::Uuid;
 use bcached_uring::udev::{OWNED_RULES_PATH, owned_rules};
 use std::path::PathBuf;
@@ -16,12 +16,13 @@ pub(super) fn items(system: &System) -> Vec<Item> {
         Some(path) => Item::yes(name, format!("{}: {detail}", path.display())),
         None => Item::no(name, "not installed", None),
     };
-    let ours = item("udev rule of bcached", "bcached", "it keeps configured devices from that");
-    let kernels =
-        item("udev rule of bcache-tools", "bcache", "every bcache device goes to the kernel as it appears");
-    let mends = (kernels.available && !ours.available)
-        .then(|| "install packaging/udev/68-bcached.rules, or the kernel takes the devices".to_owned());
-    vec![kernels, Item { mends, ..ours }]
+    let ours = item("udev rule of bcached", "bcached", "it keeps configured devices from the kernel");
+    let kernels = item("udev rule of bcache-tools", "bcache", "it gives every bcache device to the kernel");
+    let is_unprotected = kernels.available && !ours.available;
+    let mends = is_unprotected
+        .then(|| "install packaging/udev/68-bcached.rules, else the kernel takes the devices".to_owned());
+    let state = if is_unprotected { State::Warn } else { State::Ok };
+    vec![kernels.in_state(state), Item { mends, ..ours.in_state(state) }]
 }
 
 /// Finds what udev's rules do with a device of that UUID when it appears, or is closed after a
@@ -34,12 +35,12 @@ pub(super) fn finding(system: &System, uuid: Uuid) -> Option<Finding> {
     let (is_kept, has_rule) = (is_listed, rule(system, "bcached").is_some());
     let why = match (is_kept, has_rule) {
         (true, true) => return None,
-        (_, false) => "the rule of bcached, which would keep it, is not installed",
+        (_, false) => "the rule of bcached, which would prevent this, is not installed",
         (false, true) => {
-            "no configuration of this machine that was served names it, so it is not kept from that"
+            "no configuration that was served on this machine names it, so the rule of bcached does not prevent this"
         }
     };
-    let said = "the udev rule of bcache-tools gives it to the kernel's bcache as it appears, and when it is closed after a write";
+    let said = "the udev rule of bcache-tools gives it to the kernel's bcache when it appears, and when it is closed after a write";
     Some(Finding::new("udev", format!("{said}: {why}")))
 }
 

@@ -1,7 +1,7 @@
 //! The ways to export a volume on this machine, and what the unavailable ones need.
 
-use super::Item;
 use super::system::System;
+use super::{Item, State};
 use bcached_front_dev::Rung;
 use bcached_front_dev::methods::choose;
 use bcached_front_ublk::{Features, Orphan, Unavailable};
@@ -12,12 +12,12 @@ pub(super) fn items(system: &System) -> Vec<Item> {
     let mut items = vec![dev(), ublk(system)];
     items.extend(orphans());
     items.extend([
-        Item::yes("nbd server", "exports on unix sockets and TCP; it needs nothing of the machine"),
+        Item::yes("nbd server", "exports on Unix sockets and TCP; it needs nothing from the machine"),
         nbd(system),
-        Item::yes("vhost-user", "disks of virtual machines whose memory is shared"),
+        Item::yes("vhost-user", "disks for virtual machines with shared memory"),
         device("fuse", ("/dev/fuse", "fuse"), "volumes as files", system)
             .or_else_unless(has_fusermount, "fusermount3"),
-        device("loop", ("/dev/loop-control", "loop"), "block devices over files", system)
+        device("loop", ("/dev/loop-control", "loop"), "block devices on files", system)
             .or_else_unless(|| has_program("losetup"), "losetup"),
     ]);
     items
@@ -26,42 +26,43 @@ pub(super) fn items(system: &System) -> Vec<Item> {
 /// Reports what `export = "dev"` would use.
 fn dev() -> Item {
     match choose() {
-        Ok(chosen) => Item::yes("dev", format!("a block device would come by {}", chosen.rung)),
+        Ok(chosen) => Item::yes("dev", format!("block devices would be made by {}", chosen.rung)),
         // The following lines say why.
-        Err(_) => Item::no("dev", "no way to a block device: ublk, nbd or fuse and loop", None),
+        Err(_) => Item::no("dev", "no way to make block devices: it needs ublk, nbd, or fuse and loop", None),
     }
 }
 
 fn ublk(system: &System) -> Item {
     const NAME: &str = "ublk";
-    const NEEDED: &str = "Linux 6.5 or newer";
+    const NEEDED: &str = "use Linux 6.5 or newer";
     match Features::probe() {
         Ok(features) => {
             let fault = if features.may_complete_twice() && !system.is_from(6, 15) { FAULT } else { "" };
             Item::yes(NAME, format!("the driver has {}{fault}", features.names().join(", ")))
         }
         Err(Unavailable::NoDriver) if !system.is_from(6, 5) => {
-            Item::no(NAME, format!("Linux {} is too old for it", system.release()), Some(NEEDED.to_owned()))
+            Item::no(NAME, format!("Linux {} is too old", system.release()), Some(NEEDED.to_owned()))
         }
         Err(Unavailable::NoDriver) => {
             Item::no(NAME, "/dev/ublk-control does not exist", Some(system.mends("ublk_drv")))
         }
         Err(Unavailable::TooOld(lacks)) => {
-            Item::no(NAME, format!("the kernel's driver cannot do {lacks}"), Some(NEEDED.to_owned()))
+            Item::no(NAME, format!("the kernel's driver lacks {lacks}"), Some(NEEDED.to_owned()))
         }
         Err(other) => Item::no(NAME, other.to_string(), other.mends().map(str::to_owned)),
     }
 }
 
 /// A fault of the driver in Linux 6.5 to 6.14.
-const FAULT: &str = "; this kernel can break when a daemon ends under load, seldom with this one (CVE-2025-37906, mended in Linux 6.15)";
+const FAULT: &str = "; this kernel can break when a ublk daemon ends under load, rarely with bcached (CVE-2025-37906, fixed in Linux 6.15)";
 
 /// Reports ublk devices of bcached that no daemon serves: requests to them hang.
 fn orphans() -> Vec<Item> {
     let orphans = Orphan::all().unwrap_or_default().into_iter().map(|orphan| {
         let path = orphan.path().display().to_string();
-        let mends = format!("bcached serve goes on with it, bcached remove {path} takes it away");
-        Item::no("ublk device", format!("nobody serves {path}: what is asked of it waits"), Some(mends))
+        let mends = format!("`bcached serve` continues with it, `bcached remove {path}` removes it");
+        let detail = format!("no daemon serves {path}: its requests wait");
+        Item::no("ublk device", detail, Some(mends)).in_state(State::Fail)
     });
     orphans.collect()
 }
@@ -69,7 +70,7 @@ fn orphans() -> Vec<Item> {
 fn nbd(system: &System) -> Item {
     const NAME: &str = "nbd";
     match Rung::Nbd.probe() {
-        Ok(()) => Item::yes(NAME, "the kernel's client has a device to give"),
+        Ok(()) => Item::yes(NAME, "the kernel's client has a free device"),
         Err(_) if !system.path("/sys/block/nbd0").exists() => {
             Item::no(NAME, "the kernel's client is not loaded", Some(system.mends("nbd")))
         }
@@ -87,9 +88,7 @@ fn device(name: &'static str, (path, module): (&str, &str), what: &'static str, 
         Err(Errno::ACCESS | Errno::PERM) => {
             Item::no(name, format!("{path} may not be opened"), Some("run as root".to_owned()))
         }
-        Err(errno) => {
-            Item::no(name, format!("{path} cannot be opened: {}", std::io::Error::from(errno)), None)
-        }
+        Err(errno) => Item::no(name, format!("cannot open {path}: {}", std::io::Error::from(errno)), None),
     }
 }
 

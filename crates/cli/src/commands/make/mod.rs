@@ -108,7 +108,7 @@ fn signatures_named_in_vain(targets: &[Target], flags: &Make) -> Result<(), Fail
             targets.iter().any(|target| target.cleared.erase.iter().any(|signature| signature.kind == *kind));
         if !found {
             return Err(Failure::new(Kind::Usage, format!("no device carries the signature `{kind}`"))
-                .next("leave the option out, or check the device's name")
+                .next("leave out the option, or check the device's name")
                 .option("--wipe-signature"));
         }
     }
@@ -121,9 +121,9 @@ fn write_all(targets: &[Target], planned: &[Planned]) -> Result<(), Failure> {
     let mut written: Vec<String> = Vec::new();
     for (target, planned) in targets.iter().zip(planned) {
         if let Err(failure) = overwrite::write(&target.device, &target.cleared.erase, &planned.seal()) {
-            let done = if written.is_empty() { "nothing else".to_owned() } else { written.join(", ") };
+            let done = if written.is_empty() { "none".to_owned() } else { written.join(", ") };
             return Err(failure.next(format!(
-                "written so far: {done}; mend the cause and repeat the command with --wipe-bcache"
+                "devices already written: {done}; correct the cause and repeat the command with --wipe-bcache"
             )));
         }
         written.push(target.device.path().display().to_string());

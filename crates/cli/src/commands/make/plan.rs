@@ -60,8 +60,8 @@ impl Planned {
             Self::Backing(backing) if !backing.data_offset().is_multiple_of(backing.block_sectors()) => {
                 let (offset, block) = (backing.data_offset(), backing.block_sectors());
                 Some(format!(
-                    "{device}: its data starts at sector {offset}, off the grid of its blocks: it is served and never \
-                     cached; --data-offset {} would be cached",
+                    "{device}: its data starts at sector {offset}, which is not a multiple of its block \
+                     size: it is served, but never cached; with --data-offset {} it would be cached",
                     offset.next_multiple_of(block)
                 ))
             }
@@ -124,19 +124,19 @@ fn check_partner(targets: &[Target], partner: &Superblock) -> Result<(), Failure
     let refuse = |target: &Target, role, why, next| {
         let device = target.device.path().display();
         let failure =
-            Failure::new(Kind::Usage, format!("cannot make {device} a {role} for the device of --for"));
+            Failure::new(Kind::Usage, format!("cannot make {device} a {role} for the --for device"));
         failure.why(why).next(next)
     };
     let made = |role| targets.iter().find(move |target| target.role == role);
     match partner {
         Superblock::Cache(_) => made(Role::Cache).map_or(Ok(()), |target| {
-            let next = "leave --for out; `bcached replace` puts another device in the place of a cache";
-            Err(refuse(target, "cache device", "that is a cache device itself, and a set has one", next))
+            let next = "leave out --for; `bcached replace` changes the device of a cache";
+            Err(refuse(target, "cache device", "that is a cache device, too, and a set has only one", next))
         }),
         Superblock::Backing(_) if made(Role::Cache).is_some() => Ok(()),
         Superblock::Backing(_) => made(Role::Backing).map_or(Ok(()), |target| {
-            let next = "name the cache that it is to use, or leave --for out";
-            Err(refuse(target, "backing device", "that is a backing device itself", next))
+            let next = "name the cache that it is to use, or leave out --for";
+            Err(refuse(target, "backing device", "that is a backing device, too", next))
         }),
     }
 }
@@ -236,7 +236,7 @@ fn block_size(targets: &[Target], options: &Options) -> Result<u64, Failure> {
             return Err(if logical <= PAGE_BYTES {
                 failure.next(format!("--block {} fits", short(logical)))
             } else {
-                failure.next(format!("bcache has no blocks above {}", human(PAGE_BYTES)))
+                failure.next(format!("bcache has no blocks larger than {}", human(PAGE_BYTES)))
             });
         }
         if block > options.bucket && target.role == Role::Cache {
@@ -251,7 +251,7 @@ fn block_size(targets: &[Target], options: &Options) -> Result<u64, Failure> {
             )))
         }
         Some(Superblock::Cache(cache)) if block < bytes_of(cache.block_sectors()) => Err(refuse(format!(
-            "the cache of --for has blocks of {}, and a backing device's must not be smaller",
+            "the --for cache has blocks of {}, and those of a backing device must not be smaller",
             human(bytes_of(cache.block_sectors()))
         ))),
         _ => Ok(block),
@@ -314,11 +314,11 @@ fn label(flags: &Make) -> Result<Label, Failure> {
         match flags.roles.iter().filter(|(role, _)| *role == Role::Backing).count() {
             1 => {}
             0 => return Err(refuse("labels are for backing devices, and none is made")),
-            _ => return Err(refuse("two devices of one label cannot be told apart: make them one by one")),
+            _ => return Err(refuse("several devices would get the same label: make them one by one")),
         }
     }
     if typed.chars().any(char::is_control) {
-        return Err(refuse("it holds control characters"));
+        return Err(refuse("it contains control characters"));
     }
     Label::from_text(typed).ok_or_else(|| refuse("it is longer than 32 bytes"))
 }

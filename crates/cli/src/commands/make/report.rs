@@ -121,7 +121,8 @@ impl Show for Made {
         let mut text = String::new();
         if self.dry_run {
             text.push_str(
-                "Nothing is written (--dry-run). The devices would become, with other random UUIDs:\n",
+                "Nothing is written (--dry-run). The devices would become as follows, with other random \
+                 UUIDs:\n",
             );
         }
         for device in &self.devices {

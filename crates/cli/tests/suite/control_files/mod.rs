@@ -283,7 +283,7 @@ fn what_the_kernel_would_not_take_is_refused_and_changes_nothing() {
     };
     assert!(told("cache_replacement_policy", "the file takes one of lru, fifo, random"), "{log}");
     assert!(told("writeback_running", "the file takes 0 or 1"), "{log}");
-    assert!(told("internal/trigger_gc", "what is free is known without a pass"), "{log}");
+    assert!(told("internal/trigger_gc", "free buckets are known without a pass"), "{log}");
     assert!(told("fs/bcache/register:", "bcached add NAME --backing DEV"), "{log}");
     assert_eq!(served.daemon.status()["volumes"][0]["state"], "served");
     served.end();

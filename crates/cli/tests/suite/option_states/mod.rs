@@ -107,12 +107,12 @@ struct Seen {
 
 fn get(daemon: &Daemon, owner: &str, option: &str) -> Seen {
     let ran = ask(daemon, &["get", "--json", owner, option]);
-    if ran.err.contains("lives on its cache alone") {
+    if ran.err.contains("it is a flash-only volume") {
         assert_refused(&ran, 2, "`bcached get ");
         return Seen { value: None, origin: String::new() };
     }
     if ran.exit != 0 {
-        assert_refused(&ran, 4, "its device keeps it, which could not be read yet");
+        assert_refused(&ran, 4, "it is stored on its device, which could not be read yet");
         return Seen { value: None, origin: "superblock".to_owned() };
     }
     let shown = json(&ran.out)["options"][0].clone();
@@ -209,7 +209,7 @@ impl State {
         }
         let new = other(option, None);
         let is_lacking = self.lacks.contains(&name);
-        let why = if is_lacking { "it lives on its cache alone" } else { "add --runtime" };
+        let why = if is_lacking { "it is a flash-only volume" } else { "add --runtime" };
         assert_refused(&set(&new, &[]), 2, why);
         match self.refusal(option) {
             _ if is_lacking => assert_refused(&set(&new, &["--runtime"]), 2, why),
@@ -258,7 +258,7 @@ impl State {
             for refused in
                 [set(&new, &[]), set(&new, &["--runtime"]), ask(daemon, &["unset", "--json", owner, name])]
             {
-                assert_refused(&refused, 2, "it lives on its cache alone");
+                assert_refused(&refused, 2, "it is a flash-only volume");
             }
             return is_as_before("a refusal of");
         }
@@ -273,11 +273,7 @@ impl State {
         }
         if matches!(option.place, Place::Label) {
             assert_refused(&set("three", &["--runtime"]), 2, "--runtime");
-            assert_refused(
-                &ask(daemon, &["unset", "--json", owner, name]),
-                2,
-                "nobody says it but the device",
-            );
+            assert_refused(&ask(daemon, &["unset", "--json", owner, name]), 2, "only the device keeps it");
         } else {
             let newest = other(option, Some(&new));
             self.assert_set(daemon, option, &set(&newest, &["--runtime"]), (&newest, "runtime"));

@@ -317,7 +317,7 @@ fn with_cache_let_go(site: &Site) -> Daemon {
 
 fn is_let_go(daemon: &Daemon) -> bool {
     let log = daemon.log();
-    log.contains("the cache set cannot be opened again") && !log.contains("event=cache-works-again")
+    log.contains("the cache set cannot be reopened") && !log.contains("event=cache-works-again")
 }
 
 fn mend(_: &Site, daemon: Daemon) -> Daemon {
@@ -377,11 +377,7 @@ const SCRATCH: State = State {
     enter: add_scratch,
     is_so: |daemon| of(&daemon.status(), "volumes", "scratch")["state"] == "served",
     lacks: ABOUT_BACKING,
-    refuses: &[(
-        "*",
-        2,
-        "nothing is kept of the options of a volume that lives in its cache alone; add --runtime",
-    )],
+    refuses: &[("*", 2, "the options of a flash-only volume are not kept; add --runtime")],
     leave: |_, daemon| daemon,
     ..MEDIA
 };

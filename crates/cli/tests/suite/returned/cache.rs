@@ -175,7 +175,7 @@ fn a_cache_device_that_somebody_else_has_used_is_not_taken_up() {
     plug(&images, &used);
     daemon.wait_for("why", |status| {
         let reason = status["caches"][0]["reason"].as_str().unwrap_or_default().to_owned();
-        reason.contains("somebody else has used it meanwhile")
+        reason.contains("another program has used it since")
     });
     client.ask("read -P 6 6M 64k", "read failed");
     plug(&images, &same);

@@ -179,16 +179,17 @@ fn a_device_that_somebody_else_has_used_is_not_taken_up() {
     site.pull("tank");
     client.ask("read -P 0 8M 64k", "read failed");
     let before = bytes(stale);
-    for (copy, why) in [(stale, "somebody else has used it meanwhile"), (shorter, "it is shorter")] {
+    for (copy, why) in [(stale, "another program has used it since"), (shorter, "it is shorter than before")]
+    {
         site.plug(copy, "tank");
-        let wanted = format!("it is not as it was: {why}");
+        let wanted = format!("the device is not accepted: {why}");
         daemon.wait_for(why, |status| {
             let reason = volume(status, "tank")["reason"].as_str().unwrap_or_default().to_owned();
             reason.contains(&wanted)
         });
         client.ask("read -P 0 8M 64k", "read failed");
         assert_eq!(volume(&daemon.status(), "tank")["dirty_bytes"], DATA_BYTES);
-        if why != "it is shorter" {
+        if why != "it is shorter than before" {
             assert!(bytes(site.file("tank")) == before, "it was written to");
         }
     }
@@ -197,12 +198,12 @@ fn a_device_that_somebody_else_has_used_is_not_taken_up() {
     std::fs::remove_file(site.file("tank")).expect("it is there");
     let reason =
         |status: &serde_json::Value| volume(status, "tank")["reason"].as_str().unwrap_or_default().to_owned();
-    daemon.wait_for("nothing is there", |status| !reason(status).contains("it is shorter"));
+    daemon.wait_for("nothing is there", |status| !reason(status).contains("it is shorter than before"));
     let says = |sentence: &str| daemon.wait_for(sentence, |status| reason(status).contains(sentence));
     std::fs::write(site.file("tank"), vec![0; 16 << 20]).expect("written");
-    says("what is there now is not the device: it has no bcache superblock");
+    says("something else is there now: it has no bcache superblock");
     std::fs::copy(site.file("stays"), site.file("tank")).expect("copied");
-    says("that is another backing device now (UUID ");
+    says("another backing device is there now (UUID ");
     site.plug(same, "tank");
     wait_for_event(&daemon, "device-returned");
     client.ask("read -P 0 8M 64k", "read 65536/65536");
@@ -241,7 +242,7 @@ fn who_needs_a_disk_that_is_away_waits_and_who_does_not_goes_on() {
     writer.begin("write -f -P 6 4M 512k");
     daemon.wait_for("it says so", |status| {
         let reason = volume(status, "tank")["reason"].as_str().unwrap_or_default().to_owned();
-        reason.contains("requests that need it wait until it is back, for 2m in all")
+        reason.contains("requests that need the backing device wait until it is back, for at most 2m")
     });
     assert!(reader.waits() && writer.waits());
     site.plug(&copy, "tank");
@@ -334,8 +335,8 @@ fn waiting_for_a_disk_has_an_end_and_the_disk_is_looked_for_all_the_same() {
     assert_eq!(log.matches("event=device-awaited-in-vain").count(), 1, "{log}");
     assert!(log.contains("volume tank: its backing device has not come back in time"), "{log}");
     let status = bcached(&["status", "--control", daemon.control()]).out;
-    let over = "requests that need it fail: it has not come back within freeze_timeout (1s)";
-    assert!(status.contains(over) && !status.contains("need it wait"), "{status}");
+    let over = "requests that need the backing device fail: it has not come back within freeze_timeout (1s)";
+    assert!(status.contains(over) && !status.contains("need the backing device wait"), "{status}");
     site.plug(&copy, "tank");
     wait_for_event(&daemon, "device-returned");
     client.ask("read -P 0 8M 64k", "read 65536/65536");
@@ -363,7 +364,7 @@ fn who_is_not_to_wait_for_a_disk_is_told_at_once() {
     client.ask("write -P 1 8M 64k", "write failed: Operation not permitted");
     daemon.wait_for("it says so", |status| {
         let reason = volume(status, "tank")["reason"].as_str().unwrap_or_default().to_owned();
-        reason.contains("reads that need it fail, writes that do are not permitted")
+        reason.contains("reads that need the backing device fail, writes that need it are not permitted")
     });
     done(&daemon, &["set", "tank", "on_backing_error=fail"]);
     client.ask("write -P 1 8M 64k", "write failed: Input/output error");

@@ -269,7 +269,7 @@ fn a_stop_ends_who_is_kept_and_says_so() {
         (
             exit,
             log.contains(
-                "the daemon stops and their volumes are not served: 1 (of slow) [event=clients-cut]"
+                "the daemon is stopping and their volumes are not served: 1 (of slow) [event=clients-cut]"
             )
         ),
         (0, true),
@@ -302,7 +302,7 @@ fn who_falls_silent_in_the_middle_of_it_ends_it() {
     });
     let log = daemon.log();
     assert!(ran.exit == 4 && ran.err.contains("silent/nbd has not answered for"), "{ran:?}\n{log}");
-    assert!(log.contains("cannot be gone on with: ") && log.contains(" uses slow"), "{log}");
+    assert!(log.contains("cannot be handed over: ") && log.contains(" uses slow"), "{log}");
     assert_eq!(pid(&images), former, "{log}");
     fared.into_iter().for_each(|fared| fared.expect("no client has noticed"));
     drop(answers);

@@ -141,7 +141,11 @@ fn who_cannot_take_over_does_not() {
                 refused(&daemon, &args, 4, &format!("{program} cannot take over"));
             }
         }
-        assert!(daemon.log().contains("a script that starts the daemon must become it"), "{}", daemon.log());
+        assert!(
+            daemon.log().contains("a script that starts the daemon must do so with `exec`"),
+            "{}",
+            daemon.log()
+        );
         images.configure(&format!("{config}nonsense = 1\n"));
         refused(&daemon, &["take-over"], 2, "nonsense");
         images.configure(&config);
@@ -321,7 +325,7 @@ fn what_the_new_one_cannot_serve_the_old_one_serves_on() {
     let program = wrapped(&images, "exec 2> /dev/null; ulimit -f 1");
     let (ran, fared) = at_work(&images, &mut models, || take_over(&images, &["--program", &program]));
     assert_eq!(ran.exit, 4, "{}", ran.err);
-    assert!(ran.err.contains("not all is served that was: tank"), "{}\n{}", ran.err, daemon.log());
+    assert!(ran.err.contains("not all volumes are served as before: tank"), "{}\n{}", ran.err, daemon.log());
     fared.into_iter().for_each(|fared| fared.expect("no client has noticed"));
     check_all(&images, &mut models);
     let option = json(&ask(&daemon, &["get", "tank", "writeback_percent", "--json"]).out);
@@ -399,20 +403,20 @@ fn what_the_files_name_no_more_is_not_handed_over() {
     let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
     let (_, fared) = at_work(&images, &mut models, || {
         images.configure(&config);
-        refused(&daemon, &["take-over"], 4, "the configuration has no volume other any more");
+        refused(&daemon, &["take-over"], 4, "the configuration no longer has the volume other");
         // A dry run gives the same answer, and reports what the other process would find in the
         // files.
-        refused(&daemon, &["take-over", "--dry-run"], 4, "the configuration has no volume other any more");
+        refused(&daemon, &["take-over", "--dry-run"], 4, "the configuration no longer has the volume other");
         images.configure(&format!("{both}cache_mod = 1\n"));
         refused(&daemon, &["take-over", "--dry-run"], 2, "cache_mod");
         images.configure(&format!("{both}served = false\n"));
-        refused(&daemon, &["take-over"], 4, "the configuration has no volume other any more");
+        refused(&daemon, &["take-over"], 4, "the configuration no longer has the volume other");
         images.configure(&both);
         // The path of a device leads to another device, and then to none.
         let aside = images.path("aside");
         std::fs::rename(&tank, &aside).expect("ours");
         std::fs::copy(&aside, &tank).expect("a copy");
-        let elsewhere = format!("{} does not lead to the device any more that is served", tank.display());
+        let elsewhere = format!("{} no longer leads to the device that is served", tank.display());
         refused(&daemon, &["take-over"], 4, &elsewhere);
         std::fs::remove_file(&tank).expect("ours");
         refused(&daemon, &["take-over"], 4, &elsewhere);

@@ -87,9 +87,9 @@ impl Supervisor {
             Ok(cache) => {
                 self.shared().table.caches[index].nodes.table = self.counted_table(&cache.superblock);
                 let Some(nodes) = self.nodes_for(index) else {
-                    let waits = Failure::new(Kind::Scarce, "memory for its index is not free yet")
-                        .why("other caches give some of theirs up for it")
-                        .next("it is opened when they have");
+                    let waits = Failure::new(Kind::Scarce, "the memory for its index is not free yet")
+                        .why("other caches are giving up some of theirs")
+                        .next("it is opened when they have done so");
                     self.shared().table.caches[index].state = CacheState::Waiting(waits);
                     self.ailing.soon(index);
                     return self.slow_caches.keep(&device, cache);
@@ -147,8 +147,9 @@ impl Supervisor {
     ) -> Result<CacheState, Failure> {
         let (sender, set) = (self.sender.clone(), start.set_uuid);
         let news = move |news| drop(sender.send(Event::Cache(index, CacheEvent::News(news))));
-        let thread = engine_thread::start(name, start, news)
-            .map_err(|error| Failure::new(Kind::Io, "cannot start its thread").why(error.to_string()))?;
+        let thread = engine_thread::start(name, start, news).map_err(|error| {
+            Failure::new(Kind::Io, "cannot start the thread of its engine").why(error.to_string())
+        })?;
         Ok(CacheState::Opening { set, progress, thread })
     }
 
@@ -208,7 +209,10 @@ impl Supervisor {
                 if let Some(engine) = unwanted {
                     return engine.stop(Box::new(|stopped| match stopped.outcome {
                         Ok(()) => {
-                            tracing::info!(event = "cache-released", "a cache that is not meant any more");
+                            tracing::info!(
+                                event = "cache-released",
+                                "closed a cache that was released or replaced while it was opening"
+                            );
                         }
                         Err(error) => tracing::warn!(event = "cache-not-stopped", "{error}"),
                     }));
@@ -228,12 +232,12 @@ impl Supervisor {
             return Ok(());
         }
         let mut shared = self.shared();
-        let why = "a panic; its message stands before this";
+        let why = "its thread panicked; the log has the message of the panic";
         match shared.table.caches.get(index).map(|cache| &cache.state) {
             Some(CacheState::Opening { .. }) => {
                 let failure = Failure::new(Kind::Io, "the recovery of a cache ended unexpectedly")
                     .why(why)
-                    .next("keep its devices as they are; `bcached check` looks at them and writes nothing");
+                    .next("keep its devices as they are; `bcached check` examines them and writes nothing");
                 shared.table.set_cache(index, CacheState::Failed(failure));
                 return Ok(());
             }
@@ -302,7 +306,7 @@ impl Supervisor {
         let Some(entry) = shared.table.caches.get_mut(index) else { return };
         let why = match status.discard {
             DiscardState::Off | DiscardState::On => None,
-            DiscardState::Unsupported => Some("its device knows no discard".to_owned()),
+            DiscardState::Unsupported => Some("its device does not support discard".to_owned()),
             DiscardState::Failed(error) => Some(error.to_string()),
         };
         if entry.no_discard_logged != why
@@ -310,7 +314,7 @@ impl Supervisor {
         {
             tracing::warn!(
                 event = "discard-off",
-                "cache {}: buckets that hold nothing are not discarded: {why}",
+                "cache {}: freed buckets are not discarded: {why}",
                 entry.display_name()
             );
         }
@@ -337,7 +341,7 @@ impl Supervisor {
                 let failure = no_cache("", &[]);
                 Err(Failure { what: "there is no cache".into(), ..failure })
             }
-            (_, _) => Err(Failure::new(Kind::AmbiguousName, "several caches may be meant")
+            (_, _) => Err(Failure::new(Kind::AmbiguousName, "there are several caches")
                 .next(format!("name one of: {}", names().join(", ")))
                 .option("--cache")),
         }
@@ -348,7 +352,7 @@ impl Supervisor {
     pub fn set_works_again(&self, cache: usize) {
         let name = self.shared().table.note_recovery(cache);
         if let Some(name) = name {
-            tracing::info!(event = "cache-writes-again", "cache {name}: it works again");
+            tracing::info!(event = "cache-writes-again", "cache {name} works again");
         }
     }
 
@@ -373,14 +377,14 @@ impl Supervisor {
                         health::failing(status.io_errors, &status.cache_health)
                     );
                 }
-                Some(name) => tracing::info!(event = "cache-used-again", "cache {name}: it takes data again"),
+                Some(name) => tracing::info!(event = "cache-used-again", "cache {name} takes new data again"),
                 None => {}
             }
             let is_walking = status.walked_percent < 100;
             match self.shared().table.note_walking(index, is_walking) {
                 Some(name) if is_walking => tracing::info!(
                     event = "index-being-read",
-                    "cache {name}: it is served while its index is being read ({}%)",
+                    "cache {name} is served while its index is being read ({}%)",
                     status.walked_percent
                 ),
                 Some(name) => tracing::info!(event = "index-read", "cache {name}: its index has been read"),
@@ -422,11 +426,11 @@ fn tell_note((found, fate): &LeftNote, place: &Path) {
     let fate = match (found, fate.are_taken()) {
         (NoteFound::Records(_), Some(true)) => ": they are replayed",
         (NoteFound::Records(_), Some(false)) => {
-            ": they are not replayed, because the set has been run since, or its superblock is another one. \
+            ": they are not replayed, because the set has been run since, or its superblock is a different one. \
              Writes that were acknowledged before and not flushed may be lost"
         }
         (NoteFound::Damaged { .. }, Some(false)) => {
-            "; but none of it is replayed, because the set has been run since, or its superblock is another one"
+            "; none of it is replayed, because the set has been run since, or its superblock is a different one"
         }
         _ => "",
     };
@@ -444,7 +448,7 @@ impl CacheEntry {
     /// The failure for a request that requires this cache to be open.
     pub fn closed(&self) -> Failure {
         let closed = Failure::new(Kind::NotFound, format!("the cache {} is not open", self.display_name()));
-        let status = "`bcached status` says how far it is";
+        let status = "`bcached status` shows its progress";
         match &self.state {
             CacheState::Waiting(reason) | CacheState::Failed(reason) => {
                 let next = reason.next.clone().unwrap_or_else(|| status.into());
@@ -452,12 +456,14 @@ impl CacheEntry {
             }
             CacheState::Opening { .. } => closed.why("it is being opened").next(status),
             CacheState::Ending { .. } => closed.why("it is being stopped").next(status),
-            CacheState::Stopped => closed.why("the daemon stops").next("ask again when it has been started"),
+            CacheState::Stopped => {
+                closed.why("the daemon is stopping").next("try again when it has been started again")
+            }
             CacheState::Released => {
                 closed.why("it was released or replaced").next("`bcached import` takes a set back")
             }
             // The cache has opened since the request failed.
-            CacheState::Open { .. } => closed.why("it was not a moment ago").next("ask again"),
+            CacheState::Open { .. } => closed.why("it has opened only just now").next("try again"),
         }
     }
 }

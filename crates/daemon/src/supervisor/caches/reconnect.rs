@@ -75,7 +75,7 @@ impl Supervisor {
         }
         let absent = self.cache_returns.absent.entry(cache).or_insert_with(Absent::since_now);
         let gone = format!(
-            "{} is gone: the system has it no more; the cache is opened again when a device with its UUID comes",
+            "{} is gone: the system no longer has it; the cache is reopened when a device with its UUID appears",
             known.device
         );
         if is_gone && absent.goes() {
@@ -159,8 +159,8 @@ impl Supervisor {
                 if may_have_lost {
                     tracing::error!(
                         event = "flush-failed",
-                        "cache {name}: what was not flushed by who wrote it may be lost with the power of its device: the next flush of \
-                         each volume with dirty data says so"
+                        "cache {name}: its device may have lost power, and with it writes that clients have not \
+                         flushed: the next flush of each volume with dirty data reports this"
                     );
                 }
             }

@@ -59,9 +59,9 @@ impl Ailing {
 /// Adds to the failure that it is retried. With devices of the command line nothing is retried, so
 /// this must not be used for them.
 fn with_promise(failure: Failure) -> Failure {
-    let again = "it is tried again, ever less often";
+    let again = "bcached tries again, at growing intervals";
     let next = failure.next.as_deref().map(|next| next.strip_suffix(START_AGAIN).unwrap_or(next));
-    let next = next.map_or_else(|| again.to_owned(), |next| format!("{next}: {again}"));
+    let next = next.map_or_else(|| again.to_owned(), |next| format!("{next}; {again}"));
     failure.next(next)
 }
 
@@ -169,7 +169,7 @@ mod tests {
             }
         };
         assert_eq!(refused(true), "no room; make room there");
-        assert_eq!(refused(false), "no room; make room there: it is tried again, ever less often");
+        assert_eq!(refused(false), "no room; make room there; bcached tries again, at growing intervals");
     }
 
     /// Regression: errors that an engine met while taking up a volume were final, and so were

@@ -104,7 +104,7 @@ fn judge_backings(
         let Some((_, cache)) = cache else {
             if caches.len() == named {
                 return Err(reasons::no_cache(format!("cannot serve {name}"), superblock)
-                    .next("serve it with its cache alone, or say in a configuration which it is"));
+                    .next("serve it with its own cache only, or name that cache in a configuration"));
             }
             continue;
         };
@@ -133,12 +133,12 @@ fn without_a_cache(name: &str, superblock: &BackingSuperblock) -> Result<(), Fai
     let set = superblock.set_uuid();
     match superblock.state() {
         BackingState::Dirty => refused(
-            format!("its newest data is in the cache set {set}, which is not named"),
+            format!("its newest data is in the cache set {set}, which the command line does not name"),
             "name its cache with --cache; nothing overrides this",
         ),
         BackingState::Clean => refused(
-            format!("it belongs to the cache set {set}, which is not named"),
-            "name its cache with --cache; to serve it without one, `bcached detach` it there first",
+            format!("it belongs to the cache set {set}, which the command line does not name"),
+            "name its cache with --cache; to serve it without one, first detach it from that set (`bcached detach`)",
         ),
         BackingState::None | BackingState::Stale => Ok(()),
     }

@@ -66,10 +66,10 @@ impl Trouble {
         let Self { silent, stopped } = self;
         let (why, next) = match (silent.is_empty(), stopped.is_empty()) {
             (true, true) => return Ok(()),
-            (false, _) => (silent.join("; "), "ask again when it does; `bcached status` tells"),
+            (false, _) => (silent.join("; "), "try again when it answers; `bcached status` shows that"),
             (true, false) => (
                 stopped.join("; "),
-                "ask again when it works, or stop this daemon and start the other; `bcached status` tells",
+                "try again when it works (`bcached status` shows that), or stop this daemon and start the other",
             ),
         };
         Err(cannot(Kind::Busy, why).next(next))
@@ -88,8 +88,10 @@ pub fn prove(shared: &Mutex<Shared>) -> Result<(), Failure> {
     let until = begun + LIMIT;
     if !have_answered(shared, until) {
         Trouble::now(shared, SILENT).refuse()?;
-        let late = format!("not every device has answered in {} s", LIMIT.as_secs());
-        return Err(cannot(Kind::Busy, late).next("ask again later; `bcached status` tells"));
+        let late = format!("not every device has answered within {} s", LIMIT.as_secs());
+        return Err(
+            cannot(Kind::Busy, late).next("try again later; `bcached status` shows which does not answer")
+        );
     }
     loop {
         let trouble = Trouble::now(shared, begun.elapsed());

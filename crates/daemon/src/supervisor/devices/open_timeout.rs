@@ -88,12 +88,12 @@ impl<T: Send + 'static> Patience<T> {
                 self.pending.insert(name.to_owned(), receiver);
                 Err(Unopened::Hangs(self.refused.get(name).cloned().unwrap_or_else(|| {
                     Failure::new(Kind::TimeLimit, format!("{name} does not answer"))
-                        .why("reading its superblock has not ended")
-                        .next("look at the device; it is taken up when it answers")
+                        .why("reading its superblock has not completed")
+                        .next("check the device; it is used as soon as it answers")
                 })))
             }
             Err(RecvTimeoutError::Disconnected) => Err(Unopened::Failed(
-                Failure::new(Kind::Io, format!("cannot open {name}")).why("its thread ended by a panic"),
+                Failure::new(Kind::Io, format!("cannot open {name}")).why("its thread panicked"),
             )),
         }
     }
@@ -133,7 +133,7 @@ fn ask<T: Send + 'static>(
     let body = move || drop(sender.send(open(&device)));
     let spawned = thread::Builder::new().name("open".to_owned()).spawn(body);
     spawned.map_err(|error| {
-        Failure::new(Kind::Io, format!("cannot open {name}")).why(format!("no thread: {error}"))
+        Failure::new(Kind::Io, format!("cannot open {name}")).why(format!("cannot start a thread: {error}"))
     })?;
     Ok(receiver)
 }

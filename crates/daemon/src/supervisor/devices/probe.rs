@@ -46,14 +46,14 @@ impl Looks {
             drop(sender.send(found));
         };
         thread::Builder::new().name("look".to_owned()).spawn(body).map_err(|error| {
-            Failure::new(Kind::Io, format!("cannot look at {name}")).why(format!("no thread: {error}"))
+            Failure::new(Kind::Io, format!("cannot read {name}"))
+                .why(format!("cannot start a thread: {error}"))
         })?;
         match receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(found) => found,
             Err(RecvTimeoutError::Timeout) => Err(hangs(name)),
             Err(RecvTimeoutError::Disconnected) => {
-                Err(Failure::new(Kind::Io, format!("cannot look at {name}"))
-                    .why("its thread ended by a panic"))
+                Err(Failure::new(Kind::Io, format!("cannot read {name}")).why("its thread panicked"))
             }
         }
     }
@@ -76,8 +76,8 @@ impl Looks {
 
 fn hangs(name: &str) -> Failure {
     Failure::new(Kind::TimeLimit, format!("{name} does not answer"))
-        .why("a look at it, or at a device that may be it, has not ended")
-        .next("nothing was begun; look at the device, and ask again")
+        .why("reading it, or a device that may be the same one, has not completed")
+        .next("nothing was started; check the device, then try again")
 }
 
 #[cfg(test)]

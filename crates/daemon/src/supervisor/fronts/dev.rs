@@ -148,7 +148,7 @@ impl Running {
         let Some((under, devices)) = under.zip(self.dev.devices()) else { return };
         match devices.serve(Served { export, under }) {
             Ok(()) => drop(self.refused.remove(&(name, Way::Dev))),
-            Err(error) => self.refuse(&name, Way::Dev, format!("no thread: {error}")),
+            Err(error) => self.refuse(&name, Way::Dev, format!("cannot start a thread: {error}")),
         }
     }
 }
@@ -157,7 +157,7 @@ impl Running {
 fn connecting(server: &Arc<NbdServer>) -> Connect {
     let server = Arc::downgrade(server);
     Arc::new(move |name| {
-        let server = server.upgrade().ok_or("the daemon stops")?;
+        let server = server.upgrade().ok_or("the daemon is stopping")?;
         let handed = server.hand(name).map_err(|error| error.to_string())?;
         Ok(Connection { socket: handed.socket, flags: handed.flags })
     })
@@ -200,7 +200,10 @@ impl Fronts {
         running.dev.rungs.insert(name.to_owned(), rung);
         drop(running);
         let instead = if missed.is_empty() { missed } else { format!(" ({missed})") };
-        tracing::info!(event = "device-way-chosen", "{name}: its block device comes by {rung}{instead}");
+        tracing::info!(
+            event = "device-way-chosen",
+            "{name}: its block device is provided by {rung}{instead}"
+        );
         Ok(rung)
     }
 
@@ -260,10 +263,13 @@ impl Fronts {
                     links::make(&export, path);
                     numbers.link(name, export.uuid, path);
                 }
-                tracing::info!(event, "{name}: it is the block device {}", path.display());
+                tracing::info!(event, "{name}: available as the block device {}", path.display());
             }
             DeviceState::Missing(why) => {
-                tracing::error!(event = "volume-not-exported", "{name}: it is no block device: {why}");
+                tracing::error!(
+                    event = "volume-not-exported",
+                    "{name}: not available as a block device: {why}"
+                );
             }
         };
         let wake = self.wake.clone();
@@ -299,14 +305,18 @@ impl Fronts {
             let (path, users) = (device.display(), users_of_device(&device));
             match detach(&device) {
                 Ok(()) if users.is_empty() => {
-                    tracing::info!(event = "device-left", "{path} of a killed bcached is detached");
+                    tracing::info!(event = "device-left", "detached {path}, which a killed bcached had left");
                 }
                 Ok(()) => tracing::warn!(
                     event = "device-left",
-                    "{path} of a killed bcached is dead and still in use by {}: it goes when that lets go of it",
+                    "{path}, which a killed bcached had left, is dead, but still in use by {}: it is removed when it \
+                     is no longer in use",
                     users.join(", ")
                 ),
-                Err(why) => tracing::warn!(event = "device-left", "{path} of a killed bcached: {why}"),
+                Err(why) => tracing::warn!(
+                    event = "device-left",
+                    "cannot detach {path}, which a killed bcached had left: {why}"
+                ),
             }
         }
     }
@@ -316,7 +326,7 @@ impl Fronts {
 pub fn cut(dev: Arc<DevServer>, names: &[String], limit: Duration) {
     for name in names {
         if let Err(why) = dev.write_out(name, limit) {
-            tracing::error!(event = "device-not-written", "{name}: {why}");
+            tracing::error!(event = "device-not-written", "{name}: cannot write out its block device: {why}");
         }
     }
     let devices = &Devices::Dev(dev);
@@ -326,7 +336,7 @@ pub fn cut(dev: Arc<DevServer>, names: &[String], limit: Duration) {
         if !users.is_empty() {
             tracing::warn!(
                 event = "device-cut",
-                "{name}: {} is in use by {}, and ends: what is asked of it fails from now on",
+                "{name}: {} is removed while in use by {}: requests to it fail from now on",
                 path.display(),
                 users.join(", ")
             );

@@ -73,7 +73,7 @@ pub fn start_vhost(
     let options = vhost::Options { directory: directory.to_owned(), group, limits, rings };
     let server = VhostServer::start(options, exports).map_err(|error| match (&error, made.refused()) {
         (vhost::StartError::NoDirectory(_), Some(why)) => {
-            cannot(kind_of(why.kind()), format!("{} cannot be made: {why}", directory.display()))
+            cannot(kind_of(why.kind()), format!("cannot create {}: {why}", directory.display()))
         }
         (vhost::StartError::NotDirectory(_), _) => cannot(Kind::Usage, sentence(&error)),
         _ => cannot(Kind::Io, sentence(&error)),
@@ -99,7 +99,7 @@ pub fn start_fuse(
     let server = FuseServer::start_sharing(options, exports, trees, memory).map_err(|error| {
         match (&error, made.refused()) {
             (_, Some(why)) if !directory.exists() => {
-                cannot(kind_of(why.kind()), format!("{} cannot be made: {why}", directory.display()))
+                cannot(kind_of(why.kind()), format!("cannot create {}: {why}", directory.display()))
             }
             (fuse::StartError::Mount(MountError::NotEmpty(_) | MountError::NotDirectory(_)), _) => {
                 cannot(Kind::Usage, sentence(&error))

@@ -119,5 +119,5 @@ fn tell_ended(ended: &[nbd::Client]) {
         named.push(format!("{more} others"));
     }
     let (count, named) = (ended.len(), named.join(", "));
-    tracing::warn!(event = "clients-cut", "NBD connections that cannot be gone on with: {count} ({named})");
+    tracing::warn!(event = "clients-cut", "NBD connections that cannot be handed over: {count} ({named})");
 }

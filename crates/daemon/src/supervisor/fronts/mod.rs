@@ -17,7 +17,7 @@ use self::dev::{Dev, Devices};
 use self::directories::{start_fuse, start_vhost};
 use self::numbered_links::Numbers;
 pub use self::users::User;
-use self::users::users_of_device;
+use self::users::{tell_cut_off, users_of_device};
 use crate::sysfs;
 use bcached_config::{Address, Certificates, Config, FrontPlaces, Tls};
 use bcached_control::failure::{Failure, Kind};
@@ -92,7 +92,7 @@ impl Running {
     fn refuse(&mut self, name: &str, way: Way, why: String) {
         let key = (name.to_owned(), way);
         if self.refused.get(&key) != Some(&why) {
-            tracing::error!(event = "volume-not-exported", "{name}: it is not to be had by {way} now: {why}");
+            tracing::error!(event = "volume-not-exported", "{name}: not available through {way} now: {why}");
             self.refused.insert(key, why);
         }
     }
@@ -105,7 +105,7 @@ impl Running {
         let place = match way {
             Way::Nbd => self.nbd.as_ref()?.bound().first()?.to_string(),
             Way::Dev if self.dev.is_cut_off(name) => {
-                return Some(Err("somebody has unmounted its file".to_owned()));
+                return Some(Err("the mount of its file was unmounted".to_owned()));
             }
             Way::Ublk | Way::Dev => match self.device(name)? {
                 DeviceState::Coming => return None,
@@ -119,10 +119,10 @@ impl Running {
             Way::Fuse => {
                 let fuse = self.fuse.as_ref()?;
                 if fuse.has_ended() {
-                    return Some(Err("somebody has unmounted it".to_owned()));
+                    return Some(Err("the FUSE mount was unmounted".to_owned()));
                 }
                 if matches!(name, "." | "..") {
-                    return Some(Err("no file can be called so".to_owned()));
+                    return Some(Err("no file can have this name".to_owned()));
                 }
                 fuse.directory().join("volumes").join(name).display().to_string()
             }
@@ -140,7 +140,7 @@ impl Running {
     fn refuse_while_retiring(&mut self, name: &str, way: Way) -> bool {
         let is = self.retiring.contains(&(name.to_owned(), way));
         if is {
-            let why = "what was there of it before is being taken away".to_owned();
+            let why = "its previous device or disk is still being removed".to_owned();
             self.refused.insert((name.to_owned(), way), why);
         }
         is
@@ -230,10 +230,7 @@ impl Fronts {
             let left = self.take_left().len();
             if left > 0 {
                 running.resumed -= left;
-                tracing::warn!(
-                    event = "clients-cut",
-                    "NBD is not served any more: {left} connections are ended"
-                );
+                tracing::warn!(event = "clients-cut", "NBD is no longer served; connections closed: {left}");
             }
             return;
         };
@@ -334,7 +331,7 @@ impl Fronts {
         let Some(export) = exports.by(Way::Ublk).by_name(name) else { return };
         match ublk.serve(Served { export, guests: guests.clone(), number: None }) {
             Ok(()) => drop(running.refused.remove(&(name.to_owned(), Way::Ublk))),
-            Err(error) => running.refuse(name, Way::Ublk, format!("no thread: {error}")),
+            Err(error) => running.refuse(name, Way::Ublk, format!("cannot start a thread: {error}")),
         }
     }
 
@@ -366,7 +363,7 @@ impl Fronts {
         if let Some(vhost) = machine {
             self.apart((named, Way::VhostUser), move |name| {
                 if let Err(busy) = vhost.stop(&name, RETIRE_LIMIT) {
-                    tracing::warn!(event = "clients-cut", "{name}: a virtual machine: {:?}", busy.volumes);
+                    tell_cut_off(&busy.volumes);
                 }
             });
         }
@@ -385,7 +382,7 @@ impl Fronts {
             let (name, way) = &of;
             tracing::error!(
                 event = "volume-still-exported",
-                "{name}: by {way}, for want of a thread: {error}"
+                "{name}: still available through {way}: cannot start a thread: {error}"
             );
             self.lock().retiring.remove(&of);
         }
@@ -484,7 +481,8 @@ impl Fronts {
             for name in stay {
                 tracing::warn!(
                     event = "ublk-left",
-                    "{name}: its block device is in use, or about to come, and stays: what is asked of it waits until bcached serves it again"
+                    "{name}: its block device is in use or about to appear, and stays: requests to it wait until \
+                     bcached serves it again"
                 );
             }
             remove_devices(&ublk, &go, limit);
@@ -508,8 +506,7 @@ fn end_machines_and_files(
 ) {
     // Another thread may be about to take a volume from it.
     if let Some(Err(busy)) = vhost.and_then(Arc::into_inner).map(|server| server.shutdown(left())) {
-        let volumes = busy.volumes;
-        tracing::warn!(event = "clients-cut", "virtual machines are cut off, with requests: {volumes:?}");
+        tell_cut_off(&busy.volumes);
     }
     if let Some(Err(busy)) = fuse.map(|server| server.shutdown(left())) {
         tracing::warn!(event = "clients-cut", "{busy}");
@@ -585,7 +582,7 @@ fn start_nbd(
         };
         let failure = Failure::new(kind, "cannot serve NBD").why(sentence(&error)).option("--export");
         if kind == Kind::InUse {
-            failure.next("stop that one, or name another place: `listen` in [nbd]")
+            failure.next("stop the other server, or choose another place: `listen` in [nbd]")
         } else {
             failure
         }

@@ -32,10 +32,10 @@ impl Asked {
         let link = self.path();
         match (&found, &self.told) {
             (Some(Ok(true)), _) | (Some(Ok(false)), None | Some(Err(_))) => {
-                tracing::info!(event = "number-linked", "{name}: it is {link}, too");
+                tracing::info!(event = "number-linked", "{name}: also available as {link}");
             }
             (Some(Err(why)), told) if told.as_ref() != Some(&Err(why.clone())) => {
-                tracing::warn!(event = "number-not-linked", "{name}: it is not {link}: {why}");
+                tracing::warn!(event = "number-not-linked", "{name}: not available as {link}: {why}");
             }
             _ => {}
         }

@@ -126,6 +126,13 @@ pub fn users_of_device(path: &Path) -> Vec<String> {
     others.map(|user| user.to_string()).collect()
 }
 
+/// Logs that virtual machines are cut off, with the number of requests in flight of each volume.
+pub fn tell_cut_off(volumes: &[(String, usize)]) {
+    let requests: Vec<_> = volumes.iter().map(|(name, requests)| format!("{requests} of {name}")).collect();
+    let requests = requests.join(", ");
+    tracing::warn!(event = "clients-cut", "virtual machines are cut off with requests in flight: {requests}");
+}
+
 /// Adds the users of a loop device that has a file open.
 fn with_users(peer: &mut String) {
     let users = if peer.starts_with("/dev/") { users_of_device(Path::new(peer)) } else { Vec::new() };

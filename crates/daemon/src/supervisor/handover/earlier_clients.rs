@@ -18,7 +18,7 @@ const DOOR_LIMIT: Duration = Duration::from_secs(5);
 const CLIENTS_LIMIT: Duration = Duration::from_secs(60);
 
 /// Why they are ended after that.
-const GONE: &str = "their volumes are not to be had again";
+const GONE: &str = "their volumes have not come back";
 
 /// What the loop knows of these clients.
 #[derive(Default)]
@@ -48,7 +48,7 @@ impl Supervisor {
         // They are served by another way, and never by NBD again.
         let by_nbd = self.exports.by(Way::Nbd);
         let is_elsewhere = |volume: &str| self.exports.find(volume).is_ok() && by_nbd.find(volume).is_err();
-        self.cut_kept("their volumes are not to be had by NBD any more", is_elsewhere);
+        self.cut_kept("their volumes are no longer available through NBD", is_elsewhere);
         if !self.fronts.is_open() && alone.elapsed() >= DOOR_LIMIT {
             self.fronts.open();
         }
@@ -87,7 +87,7 @@ impl Supervisor {
         let (count, volumes) = (cut.len(), volumes.into_iter().collect::<Vec<_>>().join(", "));
         tracing::warn!(
             event = "clients-cut",
-            "NBD connections that are ended, because {why}: {count} (of {volumes})"
+            "NBD connections closed, because {why}: {count} (of {volumes})"
         );
     }
 }

@@ -35,6 +35,9 @@ const DEVICES_LIMIT: Duration = Duration::from_secs(5);
 /// How long clients wait in a hand-over for volumes that were not served before it.
 const OTHERS_LIMIT: Duration = Duration::from_millis(250);
 
+/// The advice for a request that comes while the daemon stops.
+const START_AFTER: &str = "start the other program when this daemon has stopped";
+
 /// The progress of a hand-over. Clones share it.
 #[derive(Clone)]
 pub struct Course(Arc<(Mutex<TakingOver>, Condvar)>);
@@ -97,7 +100,7 @@ pub fn ask(shared: Arc<Mutex<Shared>>, fronts: Fronts, course: Course, events: S
             tracing::info!(
                 event = "take-over-tried",
                 uid = user(uid),
-                "would {} take over?",
+                "checking whether {} could take over (dry run)",
                 asked.program.display()
             );
             return would(&asked, &shared, &events).map(|()| now(Progress::WouldBe));
@@ -109,19 +112,26 @@ pub fn ask(shared: Arc<Mutex<Shared>>, fronts: Fronts, course: Course, events: S
             }
             *course = now(Progress::UnderWay);
         }
-        tracing::info!(event = "take-over-asked", uid = user(uid), "take over: {}", asked.program.display());
+        tracing::info!(
+            event = "take-over-asked",
+            uid = user(uid),
+            "take-over requested: {}",
+            asked.program.display()
+        );
         // No process is started in vain.
         let successor = liveness::check(&shared).and_then(|()| {
             let successor = Successor::start(&asked.program)?;
             let (program, version) = (asked.program.display(), &successor.version);
-            tracing::info!(event = "successor-started", "{program} (bcached {version}) is to take over");
+            tracing::info!(
+                event = "successor-started",
+                "started {program} (bcached {version}), which is to take over"
+            );
             Ok(successor)
         });
         let begun = successor.and_then(|successor| {
             // As late as possible: from here on clients wait.
             liveness::prove(&shared)?;
-            let gone =
-                |_| Failure::new(Kind::NotFound, "the daemon stops").next("start the other one when it has");
+            let gone = |_| Failure::new(Kind::NotFound, "the daemon is stopping").next(START_AFTER);
             events.send(Event::HandOver(Box::new(Wish::By(successor)))).map_err(gone)
         });
         if let Err(failure) = begun {
@@ -141,7 +151,9 @@ fn would(asked: &TakeOver, shared: &Mutex<Shared>, events: &Sender<Event>) -> Re
     liveness::prove(shared)?;
     let (answer, answered) = mpsc::channel();
     let _refused_below = events.send(Event::HandOver(Box::new(Wish::Checked(answer))));
-    let late = |_| Err(crate::supervisor::late("the daemon does not come to it").next("ask again later"));
+    let late = |_| {
+        Err(crate::supervisor::late("the daemon did not handle the request in time").next("try again later"))
+    };
     answered.recv_timeout(left()).unwrap_or_else(late)?;
     Successor::tries(&asked.program, left().max(TRIAL_LIMIT))
 }
@@ -161,16 +173,18 @@ fn check(asked: &TakeOver, shared: &Mutex<Shared>, fronts: &Fronts) -> Result<()
     match phase {
         Phase::Ready => {}
         Phase::Starting => {
-            return Err(cannot(Kind::Busy, "it is starting".to_owned()).next("ask again when it is ready"));
+            return Err(
+                cannot(Kind::Busy, "it is still starting".to_owned()).next("try again when it is ready")
+            );
         }
         Phase::Stopping => {
-            return Err(cannot(Kind::Io, "it stops".to_owned()).next("start the other one when it has"));
+            return Err(cannot(Kind::Io, "it is stopping".to_owned()).next(START_AFTER));
         }
     }
     let program = &asked.program;
     if !program.is_absolute() || !program.is_file() {
-        let what = format!("no program is {}", program.display());
-        return Err(Failure::new(Kind::Usage, what).next("name its absolute path"));
+        let what = format!("there is no program {}", program.display());
+        return Err(Failure::new(Kind::Usage, what).next("give its absolute path"));
     }
     check_unused(fronts)
 }
@@ -181,18 +195,19 @@ fn check_unused(fronts: &Fronts) -> Result<(), Failure> {
     if users.is_empty() {
         return Ok(());
     }
-    Err(cannot(Kind::InUse, format!("what ends with it is in use: {}", users.join(", ")))
-        .next("unmount or close that first: a FUSE mount, and a device that is not of ublk, do not survive the daemon"))
+    Err(cannot(Kind::InUse, format!("clients use what would end with it: {}", users.join(", "))).next(
+        "unmount or close that first: FUSE mounts, and block devices other than ublk's, end with the daemon",
+    ))
 }
 
 pub fn cannot(kind: Kind, why: String) -> Failure {
-    Failure::new(kind, "nobody can take over from this daemon now").why(why)
+    Failure::new(kind, "no process can take over from this daemon now").why(why)
 }
 
 /// Returns the failure of a process that was told to end while it was to take over. Its sockets are
 /// those of the process that goes on.
 pub fn told_to_end() -> Failure {
-    Failure::new(Kind::Io, "the process that was to take over was told to end")
+    Failure::new(Kind::Io, "the process that was to take over was told to stop")
 }
 
 /// Returns the names of the served volumes.
@@ -265,11 +280,8 @@ impl Supervisor {
             path.starts_with('/') && !opened.is_gone() && !opened.is_at(Path::new(path))
         });
         if let Some((path, _)) = elsewhere {
-            return Err(cannot(
-                Kind::Io,
-                format!("{path} does not lead to the device any more that is served"),
-            )
-            .next("put it back; a stop gives the device up"));
+            return Err(cannot(Kind::Io, format!("{path} no longer leads to the device that is served"))
+                .next("make it lead to that device again, or stop the daemon, which gives the device up"));
         }
         let names: Vec<_> = volumes.filter(|entry| entry.backing.is_some()).cloned().collect();
         drop(shared);
@@ -279,15 +291,15 @@ impl Supervisor {
             None => Ok(()),
             Some(gone) => {
                 let name = gone.display_name();
-                Err(cannot(Kind::Io, format!("the configuration has no volume {name} any more"))
-                    .next(format!("`bcached remove {name}` first, or put its section back")))
+                Err(cannot(Kind::Io, format!("the configuration no longer has the volume {name}"))
+                    .next(format!("run `bcached remove {name}` first, or restore its section")))
             }
         }
     }
 
     /// Hands everything over to another process, or takes it back if that fails.
     pub fn hand_over(self, control: Control, successor: Successor) -> Life {
-        tracing::info!(event = "handing-over", "another process takes over");
+        tracing::info!(event = "handing-over", "handing over to another process");
         self.exports.end_waiting();
         let (config, notes, course) = (self.config_to_go_on_with(), self.notes.clone(), self.course.clone());
         let owned = self.owned.as_ref().map(|list| list.path().to_owned());
@@ -309,9 +321,10 @@ impl Supervisor {
                             Start { config, notes, owned, predecessor, taken, known, is_first: false };
                         Life::GoesOn(Box::new(again))
                     }
-                    Err(error) => Life::Ended(Err(
-                        Failure::new(Kind::Io, "this daemon cannot go on either").why(error.to_string())
-                    )),
+                    Err(error) => {
+                        Life::Ended(Err(Failure::new(Kind::Io, "this daemon cannot continue either")
+                            .why(error.to_string())))
+                    }
                 }
             }
         }
@@ -344,7 +357,8 @@ impl Supervisor {
         self.strict = false;
         let mut closed = self.stop_engines();
         if !fronts.ublk.is_none_or(|ublk| ublk.wait(DEVICES_LIMIT)) {
-            closed = closed.and(Err(Failure::new(Kind::Io, "a block device is not let go of")));
+            let what = format!("a block device was not released within {} s", DEVICES_LIMIT.as_secs());
+            closed = closed.and(Err(Failure::new(Kind::Io, what)));
         }
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let name = |entry: &VolumeEntry| Some((entry.uuid?.to_string(), entry.display_name().to_owned()));
@@ -378,9 +392,9 @@ impl Supervisor {
         if self.predecessor.is_some() && !died && !missing.is_empty() {
             let mut told = self.shared().table.not_served();
             if told.is_empty() {
-                told.push("the configuration does not name them any more".to_owned());
+                told.push("the configuration no longer names them".to_owned());
             }
-            let what = format!("not all is served that was: {}", missing.join(", "));
+            let what = format!("not all volumes are served as before: {}", missing.join(", "));
             return Err(Failure::new(Kind::Io, what).why(told.join("; ")));
         }
         let former = self.predecessor.take();
@@ -395,7 +409,8 @@ impl Supervisor {
             let of_version = if version.is_empty() { String::new() } else { format!(" (bcached {version})") };
             tracing::info!(
                 event = "taken-over",
-                "taken over from process {pid}{of_version}: clients have waited for {paused_seconds:.3} s, and {connections} NBD connections go on"
+                "took over from process {pid}{of_version}: clients waited for {paused_seconds:.3} s; \
+                 NBD connections that continue: {connections}"
             );
             self.course.set(TakingOver {
                 progress: Progress::Done,

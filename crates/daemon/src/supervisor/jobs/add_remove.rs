@@ -19,14 +19,14 @@ impl Supervisor {
         planned.work = Some(Work::GivesUp);
         if entry.backing.is_none() {
             let Some((file, before)) = self.keep_removed_flash(entry)? else {
-                planned.note("this is not kept beyond the daemon's end");
+                planned.note("this is not kept over a restart");
                 return Ok(());
             };
             planned.before = Before { section: Some(before), ..Before::default() };
             return self.will_keep(file, planned);
         }
         let Ok((path, name)) = self.keeps(entry) else {
-            planned.note("this is not kept beyond the daemon's end");
+            planned.note("this is not kept over a restart");
             return Ok(());
         };
         let mut file = SetFile::read(path)?;
@@ -99,7 +99,7 @@ impl Supervisor {
             tracing::info!(event = "volume-stopped", "{name}: it is not served until the next start");
         } else {
             self.unexport(name);
-            tracing::info!(event = "volume-removed", "{name}: it is served no more");
+            tracing::info!(event = "volume-removed", "{name}: it is no longer served");
         }
     }
 
@@ -119,7 +119,7 @@ impl Supervisor {
         let Some(path) = self.config.set_file.clone() else {
             return Err(Failure::new(Kind::Usage, format!("cannot add {name}"))
                 .why("the daemon serves devices of its command line, without a configuration")
-                .next("start `bcached serve` with that device, too"));
+                .next("start `bcached serve` with that device as well"));
         };
         let present =
             self.shared().table.volumes.iter().find(|entry| entry.name.as_ref() == Some(name)).cloned();
@@ -142,7 +142,7 @@ impl Supervisor {
         let volume = config.volumes.iter().find(|volume| volume.name.as_ref() == Some(name));
         let backing = volume.map(|volume| volume.backing.clone()).ok_or_else(|| {
             Failure::new(Kind::Usage, format!("cannot add {name}"))
-                .why("the configuration does not say on which device it is")
+                .why("the configuration does not name its device")
                 .next("name it with --backing")
                 .option("--backing")
         })?;
@@ -162,7 +162,7 @@ impl Supervisor {
         }
         file.write()?;
         self.take_over(config);
-        tracing::info!(event = "volume-added", "{name}: it is served as soon as it can be");
+        tracing::info!(event = "volume-added", "{name}: it is served as soon as possible");
         Ok(shown)
     }
 
@@ -208,7 +208,7 @@ impl Supervisor {
             |why: String| Failure::new(Kind::InUse, format!("cannot add {}", begin.volume)).why(why);
         let backing = entry.backing.as_deref();
         if begin.backing.is_some() && begin.backing.as_deref() != backing {
-            return Err(refused(format!("{} is called so", backing.unwrap_or("a volume on a cache")))
+            return Err(refused(format!("that is the name of {}", backing.unwrap_or("a flash-only volume")))
                 .next("choose another name"));
         }
         if self.shared().table.has_cache(entry, begin.cache.as_deref()) {
@@ -216,7 +216,7 @@ impl Supervisor {
         }
         let name = entry.display_name();
         let cache = begin.cache.as_deref().unwrap_or_default();
-        Err(refused(format!("it is there, and its section does not say `cache = \"{cache}\"`"))
+        Err(refused(format!("it exists already, and its section does not say `cache = \"{cache}\"`"))
             .next(format!("`bcached detach {name}` and `bcached attach {name} --cache` change that"))
             .option("--cache"))
     }
@@ -254,7 +254,7 @@ impl Supervisor {
         }
         let failure = Failure::new(Kind::NotFound, "its device was not looked for yet");
         entry.state = VolumeState::Waiting(failure);
-        tracing::info!(event = "volume-added", "{}: it is served as soon as it can be", begin.volume);
+        tracing::info!(event = "volume-added", "{}: it is served as soon as possible", begin.volume);
         Some(Shown::new(Verb::Add, begin.volume.clone(), State::Done))
     }
 }

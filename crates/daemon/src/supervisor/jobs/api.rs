@@ -69,7 +69,7 @@ pub fn lock(shared: &Mutex<Shared>) -> std::sync::MutexGuard<'_, Shared> {
 pub fn find(shared: &Mutex<Shared>, number: u64) -> Result<Job, Failure> {
     lock(shared).jobs.all.get(&number).cloned().ok_or_else(|| {
         Failure::new(Kind::UnknownName, format!("there is no job {number}"))
-            .next("`bcached status` shows those that go on")
+            .next("`bcached status` shows the running jobs")
     })
 }
 
@@ -117,7 +117,7 @@ pub fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
         // What the loop has found concerns this job alone, so it comes first.
         shown.blocked_by = job.blocked.clone().or(told);
     } else if running.is_some() {
-        shown.blocked_by = Some("its engine does not answer at present".to_owned());
+        shown.blocked_by = Some("its engine does not answer".to_owned());
     } else if job.ended.is_none() {
         shown.blocked_by = job.blocked;
     }

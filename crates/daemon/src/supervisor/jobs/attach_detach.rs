@@ -139,11 +139,12 @@ impl Supervisor {
             (shared.table.volumes.get(volume).cloned(), running)
         };
         let entry = entry.ok_or_else(|| {
-            Failure::new(Kind::UnknownName, "it is gone").next("`bcached list` shows what there is")
+            Failure::new(Kind::UnknownName, format!("there is no volume `{}` any more", begin.volume))
+                .next("`bcached list` shows all volumes")
         })?;
         let name = entry.display_name();
         if matches!(entry.state, VolumeState::Releasing) {
-            return Err(self.release_goes_on(&format!("{} cannot be done to {name}", begin.verb)));
+            return Err(self.release_goes_on(&format!("cannot {} {name} now", begin.verb)));
         }
         if let Some((number, (verb, size), dirty)) = running {
             check_joins(name, begin, (number, verb, size))?;
@@ -237,10 +238,10 @@ impl Supervisor {
             return Err(not_served(entry));
         };
         if served.flash_only && !matches!(verb, Verb::Remove | Verb::Stop | Verb::Grow | Verb::Shrink) {
-            return Err(Failure::new(Kind::Usage, format!("{name} lives on its cache alone"))
-                .why("there is no device behind it that its data could go to")
+            return Err(Failure::new(Kind::Usage, format!("{name} is a flash-only volume"))
+                .why("it has no backing device that its data could go to")
                 .next(format!(
-                    "copy it elsewhere; `bcached remove {name}` and `bcached forget {name}` delete it"
+                    "copy its data elsewhere; `bcached remove {name}` and `bcached forget {name}` delete it"
                 )));
         }
         let engine = entry.cache.and_then(|index| self.shared().table.caches.get(index)?.engine());
@@ -284,7 +285,7 @@ impl Supervisor {
         let cannot = || Failure::new(Kind::InUse, format!("cannot {verb} {name} now"));
         let users = self.fronts.users_of(name);
         if users.is_empty() {
-            return self.fronts.write_out(name).map_err(|why| cannot().why(why).next("ask again"));
+            return self.fronts.write_out(name).map_err(|why| cannot().why(why).next("try again"));
         }
         let mut failure =
             cannot().why(format!("it is in use by {}", users.join(", "))).next("disconnect them first");
@@ -314,11 +315,10 @@ impl Supervisor {
         planned.before.wanted.clone_from(&entry.wanted_cache);
         planned.wanted = Some(wanted.to_owned());
         let Ok((path, name)) = self.keeps(entry) else {
-            let again = "the next `bcached serve` with the same devices attaches it";
-            planned.notes.push(if wanted == NO_CACHE {
-                format!("this is not kept: {again} again")
+            planned.note(if wanted == NO_CACHE {
+                "this is not kept: the next `bcached serve` with the same devices attaches it again"
             } else {
-                "this is not kept beyond the daemon's end".to_owned()
+                "this is not kept over a restart"
             });
             return Ok(());
         };
@@ -427,10 +427,10 @@ impl Supervisor {
                 let limit = MOVE_LIMIT.as_secs();
                 let failure = Failure::new(
                     Kind::Io,
-                    format!("{} cannot go to another cache now", entry.display_name()),
+                    format!("cannot move {} to another cache now", entry.display_name()),
                 )
-                .why(format!("requests of it have not ended for {limit} s"))
-                .next("`bcached status` says which device does not answer; ask again");
+                .why(format!("its requests in flight have not completed for {limit} s"))
+                .next("`bcached status` shows which device does not answer; then try again");
                 self.stays(number, volume, failure);
             } else if !matches!(entry.state, VolumeState::Attaching) {
                 self.shared().moves.remove(&volume);
@@ -463,14 +463,11 @@ impl Supervisor {
     /// takes it over; with `None`, no engine does.
     pub fn given(&self, number: u64, volume: usize, to: Option<usize>, given: Result<Given, Error>) {
         self.shared().moves.entry(volume).and_modify(|moving| moving.since = Instant::now());
+        let name = self.shared().table.volumes[volume].display_name().to_owned();
         let Given { device, lost } = match given {
             Ok(given) => given,
-            Err(error) => {
-                let name = self.shared().table.volumes[volume].display_name().to_owned();
-                return self.stays(number, volume, engine_error::of_attach(&name, &error));
-            }
+            Err(error) => return self.stays(number, volume, engine_error::of_attach(&name, &error)),
         };
-        let name = self.shared().table.volumes[volume].display_name().to_owned();
         let owes = {
             let entry = &mut self.shared().table.volumes[volume];
             entry.owes |= lost.is_some();
@@ -479,7 +476,7 @@ impl Supervisor {
         if let Some(error) = lost {
             tracing::error!(
                 event = "flush-failed",
-                "{name}: what was not flushed by who wrote it may be lost: {error}"
+                "{name}: writes that its clients had not flushed may be lost: {error}"
             );
         }
         let Some(to) = to else {
@@ -563,7 +560,7 @@ impl Supervisor {
         let begun =
             self.plan_job(volume, &begin).and_then(|planned| self.carry_out(volume, Verb::Detach, planned));
         match begun {
-            Ok(_) => tracing::info!(event = "job-begun", "{name}: it is to have no cache: it is detached"),
+            Ok(_) => tracing::info!(event = "job-begun", "{name}: detaching it, as it is to have no cache"),
             Err(failure) => tracing::error!(event = "job-failed", "{name}: detach: {failure}"),
         }
     }
@@ -589,12 +586,12 @@ fn check_joins(
     }
     let next = match verb.can_be_cancelled() {
         true => format!("wait for it, or `bcached cancel {number}`"),
-        false => "wait for it: `bcached status` shows it until it has ended".to_owned(),
+        false => "wait until it has ended: `bcached status` shows it".to_owned(),
     };
-    Err(Failure::new(Kind::InUse, format!("{} cannot be done to {name}", begin.verb))
+    Err(Failure::new(Kind::InUse, format!("cannot {} {name} now", begin.verb))
         .why(match size.filter(|_| is_of_another_size) {
-            Some(size) => format!("{verb} to {} goes on there (job {number})", exact(size)),
-            None => format!("{verb} goes on there (job {number})"),
+            Some(size) => format!("its {verb} to {} is still running (job {number})", exact(size)),
+            None => format!("its {verb} is still running (job {number})"),
         })
         .next(next))
 }

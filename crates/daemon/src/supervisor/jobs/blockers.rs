@@ -56,8 +56,8 @@ fn sentence(verb: Verb, seen: &Seen<'_>) -> Option<String> {
     let walked = (waits_for_walk(verb) && seen.walked_percent < 100)
         .then(|| format!("the index of the cache is still being read ({}%)", seen.walked_percent));
     let trouble = seen.volumes.iter().find_map(|info| info.writeback_trouble.as_ref());
-    let trouble = trouble
-        .map(|trouble| format!("write-back meets trouble at {}: {}", health::range(trouble), trouble.error));
+    let trouble =
+        trouble.map(|trouble| format!("write-back fails at {}: {}", health::range(trouble), trouble.error));
     let others = seen.devices.iter().chain(seen.nodes.first()).cloned();
     let told: Vec<_> = failed.into_iter().chain(walked).chain(trouble).chain(others).collect();
     (!told.is_empty()).then(|| told.join("; "))

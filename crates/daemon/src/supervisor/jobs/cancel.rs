@@ -36,15 +36,11 @@ pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskCancel {
             return Ok(shown);
         }
         if is_dry_run {
-            shown.notes.push(format!("job {number} would be given up"));
+            shown.notes.push(format!("job {number} would be cancelled"));
             return Ok(shown);
         }
         let (name, verb) = (&shown.volume, shown.verb);
-        tracing::info!(
-            event = "job-cancel",
-            uid = user(uid),
-            "{name}: {verb} (job {number}) is to be cancelled"
-        );
+        tracing::info!(event = "job-cancel", uid = user(uid), "{name}: cancelling {verb} (job {number})");
         match way {
             Way::Not => {}
             Way::Engine(engine) => engine.cancel(number),
@@ -64,7 +60,7 @@ fn judge(shared: &Mutex<Shared>, number: u64, is_dry_run: bool) -> Result<Way, F
     let cannot = |why: String, next: &str| {
         Failure::new(Kind::InUse, format!("job {number} cannot be cancelled")).why(why).next(next)
     };
-    let wait = "wait for it: the same command does";
+    let wait = "wait for it: repeating the command that began it waits until it has ended";
     match (&job.ended, &job.engine) {
         (Some(_), _) => Ok(Way::Not),
         (None, _) if matches!(job.subject, Subject::Cache(_)) && job.verb == Verb::Replace => {
@@ -72,7 +68,7 @@ fn judge(shared: &Mutex<Shared>, number: u64, is_dry_run: bool) -> Result<Way, F
             match lock(shared).table.caches[former].state {
                 CacheState::Open { .. } => Ok(Way::Replacing(former)),
                 _ => {
-                    let why = "all volumes have gone, and the former device is being let go of";
+                    let why = "all volumes have moved, and the old device is being released";
                     Err(cannot(why.to_owned(), wait))
                 }
             }
@@ -82,14 +78,14 @@ fn judge(shared: &Mutex<Shared>, number: u64, is_dry_run: bool) -> Result<Way, F
             let loses = matches!(job.verb, Verb::Forget | Verb::Shrink);
             let is_late = loses && if is_dry_run { job.turn.is_late() } else { !job.turn.gives_up() };
             if is_late {
-                let why = format!("what the cache holds of {} is being given up already", job.name);
+                let why = format!("data of {} in the cache is already being given up", job.name);
                 return Err(cannot(why, wait));
             }
             Ok(Way::Engine(engine.clone()))
         }
         (None, _) => Err(cannot(
-            format!("{} goes on to its end", job.verb),
-            "wait for it: `bcached status` shows it until it has ended",
+            format!("{} always runs to its end", job.verb),
+            "wait until it has ended: `bcached status` shows it",
         )),
     }
 }

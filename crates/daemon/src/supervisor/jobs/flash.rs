@@ -123,7 +123,10 @@ impl Supervisor {
                     id,
                     Box::new(move |given| {
                         if let Err(error) = given.map(drop) {
-                            tracing::error!(event = "volume-not-removed", "{name}: {error}");
+                            tracing::error!(
+                                event = "volume-not-removed",
+                                "{name}: cannot stop serving it: {error}"
+                            );
                         }
                     }),
                 );
@@ -182,18 +185,21 @@ impl Supervisor {
         let name = &begin.volume;
         let refused = |kind, why: String| Failure::new(kind, format!("cannot add {name}")).why(why);
         if begin.backing.is_some() {
-            return Err(refused(Kind::Usage, "a volume on a backing device is as large as that".to_owned())
-                .next("leave --size out, or --backing for a volume that lives in the cache alone")
-                .option("--size"));
+            return Err(refused(
+                Kind::Usage,
+                "a volume with a backing device has the size of that device".to_owned(),
+            )
+            .next("leave --size out, or --backing for a flash-only volume")
+            .option("--size"));
         }
         self.check_not_releasing(name, None)?;
         let present =
             self.shared().table.volumes.iter().find(|entry| entry.name.as_ref() == Some(name)).cloned();
         let Some(entry) = present else { return self.plan_new_flash(begin) };
         let taken =
-            || refused(Kind::InUse, "another volume is called so".to_owned()).next("choose another name");
+            || refused(Kind::InUse, "another volume has that name".to_owned()).next("choose another name");
         let cache = entry.cache.filter(|_| entry.backing.is_none()).ok_or_else(taken)?;
-        let silent = || refused(Kind::Io, "the engine of its cache does not answer at present".to_owned());
+        let silent = || refused(Kind::Io, "the engine of its cache does not answer".to_owned());
         let engine = self.engine_of(cache).ok_or_else(silent)?;
         let status = engine.status().ok_or_else(silent)?;
         let sectors = match &entry.state {
@@ -206,9 +212,12 @@ impl Supervisor {
         };
         let sectors = sectors.ok_or_else(taken)?;
         if begin.size_bytes.is_some_and(|bytes| bytes != sectors * 512) {
-            return Err(refused(Kind::InUse, format!("it is there, with {}", human(sectors * 512)))
-                .next("choose another name, or leave --size out to serve it again")
-                .option("--size"));
+            return Err(refused(
+                Kind::InUse,
+                format!("it exists already, with a size of {}", human(sectors * 512)),
+            )
+            .next("choose another name, or leave --size out to serve it again")
+            .option("--size"));
         }
         match (entry.is_gone(), entry.uuid) {
             (true, Some(uuid)) => {
@@ -223,21 +232,21 @@ impl Supervisor {
         let refused = |kind, why: &str| Failure::new(kind, format!("cannot add {name}")).why(why);
         if name.trim() != name || name.is_empty() || name.contains('/') || name.contains(names::is_unseen) {
             return Err(Failure::new(Kind::Usage, format!("cannot add \"{}\"", name.escape_debug())).why(
-                "a name is not empty, has no slash and no character that cannot be seen, and no blank at its ends",
+                "a name must not be empty, have a slash or an invisible character in it, or begin or end with a blank",
             ));
         }
         let label = Label::from_text(name).ok_or_else(|| {
-            refused(Kind::Usage, "the cache keeps its name, as a label of at most 32 bytes")
+            refused(Kind::Usage, "the cache keeps the name as a label, which has at most 32 bytes")
                 .next("choose a shorter name")
         })?;
         let mut removed = self.config.not_served.iter().map(|removed| &removed.name);
         let mut flash = self.config.flash.iter().map(|flash| &flash.name);
         if removed.any(|other| other == name) || flash.any(|other| other == name) {
-            return Err(refused(Kind::InUse, "the configuration says something of a volume of that name")
+            return Err(refused(Kind::InUse, "the configuration already has a volume of that name")
                 .next("choose another name"));
         }
         let cache = self.cache_called(begin.cache.as_deref())?;
-        let silent = || refused(Kind::Io, "the engine of its cache does not answer at present");
+        let silent = || refused(Kind::Io, "the engine of its cache does not answer");
         let engine = self.engine_of(cache).ok_or_else(silent)?;
         let status = engine.status().ok_or_else(silent)?;
         let is_label = |other: Label| other.text() == label.text();
@@ -282,7 +291,7 @@ impl Supervisor {
             Ok(info) => {
                 let entry = self.shared().table.add_flash(cache, info, &self.config);
                 self.export(&entry);
-                tracing::info!(event = "volume-added", "{name}: it is served, and lives in its cache alone");
+                tracing::info!(event = "volume-added", "{name}: this flash-only volume is served");
                 Ok(shown)
             }
             Err(error) => {

@@ -36,17 +36,17 @@ impl Supervisor {
         let has = now.sectors * 512;
         let largest = format!("the largest that fits is `--size {}`", typed(most));
         let size = size.ok_or_else(|| {
-            refused(Kind::Usage, "it lives on its cache alone, and its new size is not said".to_owned())
+            refused(Kind::Usage, "it is a flash-only volume, and its new size is not given".to_owned())
                 .next(largest.clone())
         })?;
         check_blocks(size, now).map_err(|why| refused(Kind::Geometry, why))?;
         if size < has {
-            return Err(refused(Kind::Usage, format!("it is {} large", exact(has)))
+            return Err(refused(Kind::Usage, format!("its size is already {}", exact(has)))
                 .next(format!("`bcached shrink {name} --size {}` makes it smaller", typed(size))));
         }
         if size > most {
             let why = format!(
-                "its cache can promise {} beside what is dirty and what others in it were promised",
+                "its cache has room for {} beside its dirty data and the space promised to other volumes",
                 exact(most)
             );
             return Err(refused(Kind::NoRoom, why).next(format!("{largest}; nothing overrides this")));
@@ -70,10 +70,10 @@ impl Supervisor {
         let refused = |kind, why: String| Failure::new(kind, format!("cannot shrink {name}")).why(why);
         let size = begin
             .size_bytes
-            .ok_or_else(|| refused(Kind::Usage, "its new size is not said".to_owned()).option("--size"))?;
+            .ok_or_else(|| refused(Kind::Usage, "its new size is not given".to_owned()).option("--size"))?;
         check_blocks(size, now).map_err(|why| refused(Kind::Geometry, why).option("--size"))?;
         if size > now.sectors * 512 {
-            return Err(refused(Kind::Usage, format!("it is {} large", exact(now.sectors * 512)))
+            return Err(refused(Kind::Usage, format!("its size is only {}", exact(now.sectors * 512)))
                 .next(format!("`bcached grow {name} --size {}` makes it larger", typed(size)))
                 .option("--size"));
         }
@@ -120,7 +120,7 @@ impl Supervisor {
         };
         let begun = thread::Builder::new().name("shrink".to_owned()).spawn(work);
         begun.map(drop).map_err(|error| {
-            let failure = Failure::new(Kind::Io, "cannot start its thread").why(error.to_string());
+            let failure = Failure::new(Kind::Io, "cannot start a thread for the job").why(error.to_string());
             self.end_job(number, Err(failure.clone()));
             failure
         })
@@ -155,7 +155,7 @@ impl Losing {
             lost,
             turn,
             || too_much(&name, sectors * 512, lost, Some(loss.accepted)),
-            || record_losses::cancelled(format!("{name} is as large as before")),
+            || record_losses::cancelled(format!("{name} keeps its size")),
             |at| engine.lost_behind(&shrinking, at).map_err(failed),
         );
         if let Err(failure) = begun {
@@ -166,7 +166,7 @@ impl Losing {
             let (lost, list) = (human(lost), loss.list_in_words(lost));
             tracing::info!(
                 event = "volume-shrunk",
-                "{name}: {lost} behind its new end are given up ({list})"
+                "{name}: {lost} of dirty data beyond its new end is given up ({list})"
             );
         }
         engine.shrink_flash_only(shrinking).map(|()| lost).map_err(failed)
@@ -176,7 +176,7 @@ impl Losing {
 fn too_much(name: &str, size: u64, lost: u64, accepted: Option<u64>) -> Failure {
     let accepted = record_losses::more_than(accepted);
     Failure::new(Kind::DataLoss, format!("cannot shrink {name}"))
-        .why(format!("{} of it behind {} {accepted}, and is nowhere else", exact(lost), exact(size)))
+        .why(format!("{} of data beyond {}, which exists nowhere else, {accepted}", exact(lost), exact(size)))
         .next(format!("discard what is not needed there, or give it up with `--accept-loss {}`", typed(lost)))
         .option("--accept-loss")
 }
@@ -184,7 +184,7 @@ fn too_much(name: &str, size: u64, lost: u64, accepted: Option<u64>) -> Failure 
 fn check_blocks(size: u64, now: &VolumeInfo) -> Result<(), String> {
     let block = now.block_sectors * 512;
     if size == 0 || !size.is_multiple_of(block) {
-        return Err(format!("its size must be one block of {} or several", human(block)));
+        return Err(format!("its size must be a whole number of blocks of {}, at least one", human(block)));
     }
     Ok(())
 }

@@ -70,7 +70,7 @@ impl Supervisor {
             drop(sender.send(Event::Job(number, JobEvent::Forgotten(uuid, forgotten))));
         };
         if let Err(error) = thread::Builder::new().name("forget".to_owned()).spawn(work) {
-            let failure = Failure::new(Kind::Io, "cannot start its thread").why(error.to_string());
+            let failure = Failure::new(Kind::Io, "cannot start a thread for the job").why(error.to_string());
             self.end_job(number, Err(failure.clone()));
             return Err(failure);
         }
@@ -90,10 +90,10 @@ impl Supervisor {
                 VolumeState::Removed | VolumeState::Releasing => {}
                 _ if entry.backing.is_none() => {}
                 VolumeState::Failed(why) if why.kind == Kind::WrongSet => {
-                    notes.push(format!("bcached tries {called} again as soon as it is forgotten"));
+                    notes.push(format!("bcached tries to serve {called} again as soon as it is forgotten"));
                 }
                 VolumeState::Waiting(_) | VolumeState::Failed(_) | VolumeState::Stopped => notes.push(format!(
-                    "the configuration still names it, as {called}: take that out, or `bcached remove {called}`"
+                    "the configuration still names it, as {called}: remove that section, or `bcached remove {called}`"
                 )),
             }
         }
@@ -206,11 +206,11 @@ impl Supervisor {
         let names: Vec<_> = all.iter().map(|found| in_words(&found.left)).collect();
         let failure = Failure::new(
             Kind::UnknownName,
-            format!("no open cache knows a volume `{called}` that is not served"),
+            format!("no open cache has a volume `{called}` that is not served"),
         )
-        .why("it may be forgotten already");
+        .why("it may have been forgotten already");
         if names.is_empty() {
-            failure.next("`bcached status` names what is not served")
+            failure.next("`bcached status` lists the volumes that are not served")
         } else {
             failure.next(format!("there are: {}", names.join(", ")))
         }
@@ -263,9 +263,9 @@ fn check_walked(found: &Found, name: &str) -> Result<(), Failure> {
     if walked == 100 {
         return Ok(());
     }
-    Err(Failure::new(Kind::InUse, format!("how much of {name} is dirty is not known yet"))
+    Err(Failure::new(Kind::InUse, format!("the amount of dirty data of {name} is not known yet"))
         .why(format!("the index of {} is still being read ({walked}%)", found.cache))
-        .next("ask again in a moment"))
+        .next("try again in a moment"))
 }
 
 /// Writes down what is lost, then has the volume forgotten.
@@ -279,7 +279,7 @@ fn carry_out(plan: Plan, turn: &Turn) -> Result<(), Failure> {
         dirty,
         turn,
         || too_much(&name, &found, dirty, Some(loss.accepted)),
-        || record_losses::cancelled(format!("{name} is not forgotten")),
+        || record_losses::cancelled(format!("{name} was not forgotten")),
         |at| engine.lost(&forgetting, at).map_err(failed),
     );
     if let Err(failure) = begun {
@@ -289,7 +289,7 @@ fn carry_out(plan: Plan, turn: &Turn) -> Result<(), Failure> {
     engine.forget(forgetting).map_err(failed)?;
     tracing::info!(
         event = "volume-forgotten",
-        "{name}: {} dirty of it in {cache} are given up ({})",
+        "{name}: it is forgotten; {} of its dirty data in {cache} is given up ({})",
         human(dirty),
         loss.list_in_words(dirty)
     );
@@ -306,7 +306,7 @@ fn served(entry: &VolumeEntry, name: &str, cache: &str) -> Failure {
         _ if entry.is_flash_only() => format!("`bcached remove {name}` first"),
         NO_CACHE => format!("`bcached remove {name}` first"),
         _ => format!(
-            "`bcached detach {name}` takes it out of {cache} with all of its data; else `bcached remove {name}` first"
+            "`bcached detach {name}` takes it out of {cache} with all of its data; to give that up, `bcached remove {name}` first"
         ),
     };
     Failure::new(Kind::InUse, format!("cannot forget {name}")).why("it is served").next(next)
@@ -315,7 +315,7 @@ fn served(entry: &VolumeEntry, name: &str, cache: &str) -> Failure {
 fn too_much(name: &str, found: &Found, dirty: u64, accepted: Option<u64>) -> Failure {
     let (human, typed) = (human(dirty), typed(dirty));
     let what = format!("cannot forget {name}");
-    let why = format!("{human} dirty of it in {} {}", found.cache, record_losses::more_than(accepted));
+    let why = format!("{human} of its dirty data in {} {}", found.cache, record_losses::more_than(accepted));
     let giving_up = format!("give that up with `--accept-loss {typed}`");
     let next = match found.left.flash_sectors {
         Some(_) => giving_up,

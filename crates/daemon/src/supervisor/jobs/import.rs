@@ -74,7 +74,7 @@ impl Seen {
         let cache = cache.ok_or_else(|| {
             Failure::new(Kind::NotFound, format!("cannot import {typed}"))
                 .why(format!("none of {} is its cache device", devices.join(", ")))
-                .next("connect it")
+                .next("connect the cache device")
         })?;
         Ok(Self { config, cache, backings, devices: devices.to_vec() })
     }
@@ -122,7 +122,7 @@ impl Supervisor {
         let path = self.config.set_file.clone().ok_or_else(|| {
             cannot(Kind::Usage)
                 .why("the daemon serves devices of its command line, without a configuration")
-                .next("start `bcached serve` with those devices, too")
+                .next("start `bcached serve` with those devices as well")
         })?;
         let seen = match looked {
             Looked::Set(seen) if Arc::ptr_eq(&seen.config, &self.config) => *seen,
@@ -130,8 +130,8 @@ impl Supervisor {
         };
         if matches!(seen.cache, Here::Unknown) {
             return Err(cannot(Kind::UnknownName)
-                .why("neither the kernel nor a block device here has such a set, and none of that name was released here")
-                .next("`bcached scan` shows the sets that there are"));
+                .why("neither the kernel nor a block device here has such a set, and no set of that name was released here")
+                .next("`bcached scan` shows the sets on this machine"));
         }
         let mut file = SetFile::read(&path)?;
         shown.volume = self.plan_import(&mut file, &seen, &mut shown);
@@ -144,7 +144,7 @@ impl Supervisor {
         file.write()?;
         self.take_over(config);
         self.try_anew(&shown.volume);
-        tracing::info!(event = "set-imported", "cache {}: it is served as soon as it can be", shown.volume);
+        tracing::info!(event = "set-imported", "cache {}: it is served as soon as possible", shown.volume);
         Ok(shown)
     }
 

@@ -193,12 +193,13 @@ impl<'a> Asking<'a> {
         match answered.recv_timeout(self.until.saturating_duration_since(Instant::now())) {
             Ok(outcome) => outcome,
             Err(RecvTimeoutError::Timeout) => {
-                Err(crate::supervisor::late(format!("it has not begun for {} s", LIMIT.as_secs()))
-                    .next("ask again: if it has begun by then, that is joined"))
+                let (verb, volume, limit) = (begin.verb, &begin.volume, LIMIT.as_secs());
+                let what = format!("{verb} of {volume} has not begun within {limit} s");
+                Err(crate::supervisor::late(what).next("try again: a job that has begun by then is joined"))
             }
             Err(RecvTimeoutError::Disconnected) => Err(Failure::new(Kind::Io, "nothing was begun")
                 .why("the daemon is stopping")
-                .next("ask the next one, when it has started")),
+                .next("try again when it has been started again")),
         }
     }
 
@@ -237,7 +238,7 @@ impl Other {
         let named = self.backing.strip_prefix("UUID=").and_then(Uuid::from_text);
         if self.uuid.or(named) == Some(uuid) {
             return Err(cannot(format!("{name} has the same UUID, {uuid}")).next(
-                "one is a copy of the other: serve the one that was in use, and never both with one cache",
+                "one is a copy of the other: serve only the one that was in use, never both with one cache",
             ));
         }
         Ok(())
@@ -257,7 +258,7 @@ pub fn is_there(device: &str, owner: &Owner, by_another_name: bool) -> Failure {
             Kind::SameDevice,
             name.clone(),
             format!(
-                "leave it so: one device is one volume; to serve it under another name, `bcached remove {name}` first"
+                "one device is one volume; to serve it under another name, `bcached remove {name}` first"
             ),
         ),
         Owner::Cache(name) => {
@@ -272,7 +273,7 @@ pub fn is_there(device: &str, owner: &Owner, by_another_name: bool) -> Failure {
 
 /// Returns the failure for what has changed since it was looked at.
 pub fn meanwhile(what: &str) -> Failure {
-    Failure::new(Kind::InUse, what).why("the configuration has changed at this moment").next("ask again")
+    Failure::new(Kind::InUse, what).why("the configuration has just changed").next("try again")
 }
 
 /// A device that was looked at.

@@ -84,15 +84,15 @@ impl Loss {
         Err(cancelled())
     }
 
-    /// Returns the path of the list, for the log.
+    /// Returns where the list is, for the log.
     pub fn list_in_words(&self, lost: u64) -> String {
-        if lost > 0 { self.list.display().to_string() } else { "no list".to_owned() }
+        if lost > 0 { format!("listed in {}", self.list.display()) } else { "no list".to_owned() }
     }
 }
 
 /// Returns the failure of a cancelled job that would have lost data.
 pub fn cancelled(what: String) -> Failure {
-    Failure::new(Kind::Cancelled, what).why("it was cancelled").next("nothing of it was given up")
+    Failure::new(Kind::Cancelled, what).why("the job was cancelled").next("no data was given up")
 }
 
 /// Returns the words for a refused loss: `would be lost`, and beyond which amount if one was

@@ -47,14 +47,13 @@ impl Supervisor {
         if self.shared().table.former_of(index).is_some() {
             return Err(cannot(Kind::InUse)
                 .why("it is being replaced, and its data is on two devices")
-                .next(format!("`bcached replace {name} --with {device}` brings that to its end")));
+                .next(format!("`bcached replace {name} --with {device}` completes that")));
         }
-        let status =
-            engine.status().ok_or_else(|| cannot(Kind::Io).why("its engine does not answer at present"))?;
+        let status = engine.status().ok_or_else(|| cannot(Kind::Io).why("its engine does not answer"))?;
         if let Some(error) = &status.failed {
             return Err(cannot(Kind::Io)
-                .why(format!("it has stopped writing, so it cannot be left in order: {error}"))
-                .next("`bcached status` says how it stands"));
+                .why(format!("it has stopped writing, so it cannot be stopped in order: {error}"))
+                .next("`bcached status` shows its state"));
         }
         self.check_idle(&name, &volumes)?;
         self.kept_released(&name, &volumes)?.map_or(Ok(()), |file| file.check_writable())?;
@@ -63,7 +62,9 @@ impl Supervisor {
         let backings = volumes.iter().filter_map(|(_, entry)| entry.backing.clone());
         shown.devices = std::iter::once(device).chain(backings).collect();
         if self.config.set_file.is_none() {
-            shown.notes.push("this is not kept: start the daemon without these devices".to_owned());
+            shown
+                .notes
+                .push("this is not kept over a restart: start the daemon without these devices".to_owned());
         }
         if begin.dry_run {
             return Ok(shown);
@@ -130,16 +131,19 @@ impl Supervisor {
         let refused = |why: String| Failure::new(Kind::InUse, format!("cannot release {name} now")).why(why);
         for (volume, entry) in volumes {
             if matches!(entry.state, VolumeState::Attaching) {
-                return Err(refused(format!("{} is on its way to a cache", entry.display_name()))
-                    .next("ask again when `bcached status` says that it is served"));
+                return Err(refused(format!("{} is being attached to a cache", entry.display_name()))
+                    .next("try again when `bcached status` shows that it is served"));
             }
             let running = {
                 let shared = self.shared();
                 shared.jobs.running(*volume).map(|(number, job)| (number, job.verb))
             };
             if let Some((number, verb)) = running {
-                return Err(refused(format!("{verb} of {} goes on (job {number})", entry.display_name()))
-                    .next(format!("wait for it, or `bcached cancel {number}`")));
+                return Err(refused(format!(
+                    "{verb} of {} is still running (job {number})",
+                    entry.display_name()
+                ))
+                .next(format!("wait for it, or `bcached cancel {number}`")));
             }
         }
         let users: Vec<_> = volumes
@@ -151,7 +155,7 @@ impl Supervisor {
             .collect();
         if users.is_empty() {
             let mut written = volumes.iter().map(|(_, entry)| self.fronts.write_out(entry.display_name()));
-            return written.try_for_each(|written| written).map_err(|why| refused(why).next("ask again"));
+            return written.try_for_each(|written| written).map_err(|why| refused(why).next("try again"));
         }
         let failure =
             refused(format!("clients are connected: {}", users.join(", "))).next("disconnect them first");
@@ -226,7 +230,7 @@ impl Supervisor {
                     (Kind::Damaged, _) | (_, None) => failure,
                     (_, Some(next)) => {
                         let next = format!(
-                            "start bcached once more with its devices before anybody else gets them: {next}"
+                            "start bcached once more with its devices before another program uses them: {next}"
                         );
                         failure.next(next)
                     }
@@ -252,23 +256,20 @@ impl Supervisor {
     /// undo.
     pub fn release_goes_on(&self, what: &str) -> Failure {
         let shared = self.shared();
-        let failure = Failure::new(Kind::InUse, what).next("ask again when that has ended");
+        let failure = Failure::new(Kind::InUse, what).next("try again when that has ended");
         match shared.jobs.releasing() {
             Some((number, cache)) => {
                 let name = shared.table.caches[cache].display_name();
-                failure.why(format!("release of {name} goes on (job {number})"))
+                failure.why(format!("{name} is still being released (job {number})"))
             }
-            None => failure.why("its cache is being released"),
+            None => failure.why("its cache is still being released"),
         }
     }
 }
 
 /// Returns the failure for a release that succeeded but could not be kept.
 fn not_kept(name: &str, failure: Failure) -> Failure {
-    Failure::new(
-        failure.kind,
-        format!("{name} is not served any more, and the next start would serve it again"),
-    )
-    .why(failure.reason())
-    .next(format!("write `served = false` into [cache.{name}] before then"))
+    Failure::new(failure.kind, format!("{name} is no longer served, but the next start would serve it again"))
+        .why(failure.reason())
+        .next(format!("write `served = false` into [cache.{name}] before then"))
 }

@@ -39,19 +39,19 @@ impl Supervisor {
         if self.shared().table.former_of(index).is_some() {
             return Err(cannot(Kind::InUse)
                 .why("it is being replaced, and its data is on two devices")
-                .next(format!("`bcached replace {name} --with {device}` brings that to its end")));
+                .next(format!("`bcached replace {name} --with {device}` completes that")));
         }
         if let Some(note) = last_set.into_iter().chain(missed).find_map(notes::unreplayed) {
             return Err(cannot(Kind::DataLoss)
                 .why(format!(
-                    "the note {} of a bcached that was killed may hold acknowledged writes, which nobody else reads",
+                    "the note {} of a killed bcached may hold acknowledged writes, which only bcached can replay",
                     note.display()
                 ))
-                .next("mend the cache first, or remove that note if nothing in it is needed; nothing overrides this"));
+                .next("repair the cache first, or remove that note if nothing in it is needed; nothing overrides this"));
         }
         if let Some(volume) = self.goes_on_without(index) {
             return Err(cannot(Kind::InUse).why(format!("{volume} is served without it")).next(format!(
-                "`bcached detach {volume}` leaves it here, `bcached remove {volume}` serves it no more"
+                "`bcached detach {volume}` keeps it served without a cache, `bcached remove {volume}` stops serving it"
             )));
         }
         self.check_idle(&name, &volumes)?;
@@ -82,7 +82,7 @@ impl Supervisor {
             self.unexport(entry.display_name());
         }
         self.cache_is_well(index);
-        tracing::info!(event = "cache-released", "cache {name}: it was not open, and is not served any more");
+        tracing::info!(event = "cache-released", "cache {name}: it is no longer served; it was not open");
         shown.state = State::Done;
         Ok(shown)
     }

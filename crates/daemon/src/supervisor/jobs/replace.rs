@@ -145,11 +145,8 @@ fn judge_and_begin(
         }
         Some((_, _, _)) => {
             return Err(cannot(Kind::InUse)
-                .why(format!("its volumes are on their way to {}", found.device))
-                .next(format!(
-                    "`bcached replace {} --with {}` goes on with that",
-                    found.name, found.device
-                )));
+                .why(format!("its volumes are already moving to {}", found.device))
+                .next(format!("`bcached replace {} --with {}` continues that", found.name, found.device)));
         }
         None => {
             let look = || ask(What::Look, uid).map(drop);
@@ -184,9 +181,9 @@ fn plan_new(
     judged.check_new(found, &fresh.superblock)?;
     shown.dirty_bytes_at_start = judged.dirty_bytes;
     shown.notes.push(match (fresh.was_made, begin.dry_run) {
-        (true, _) => format!("{device} was made a cache before, and is taken as it is"),
+        (true, _) => format!("{device} is a cache already, and is used as it is"),
         // Its UUIDs are drawn when it is made.
-        (false, true) => format!("{device} becomes a new cache set, with a UUID that is drawn then"),
+        (false, true) => format!("{device} becomes a new cache set, with a UUID that is chosen then"),
         (false, false) => format!("{device} becomes the cache set {}", fresh.superblock.set_uuid()),
     });
     shown.notes.extend(fresh.warning.clone());
@@ -217,8 +214,10 @@ fn ask(
     let _refused_below = events.send(Event::Ask(crate::supervisor::Asked::Replace(Box::new(asked))));
     match answered.recv_timeout(LIMIT) {
         Ok(answer) => answer,
-        Err(RecvTimeoutError::Timeout) => Err(crate::supervisor::late("the daemon does not come to it")
-            .next("ask again: if it has begun by then, that is joined")),
+        Err(RecvTimeoutError::Timeout) => {
+            let what = format!("replace of {} has not begun within {} s", found.name, LIMIT.as_secs());
+            Err(crate::supervisor::late(what).next("try again: a job that has begun by then is joined"))
+        }
         Err(RecvTimeoutError::Disconnected) => {
             Err(Failure::new(Kind::Io, "nothing was begun").why("the daemon is stopping"))
         }
@@ -265,7 +264,7 @@ fn find(shared: &Mutex<Shared>, typed: &str) -> Result<Found, Failure> {
         _ => {
             return Err(cannot(Kind::NotFound, &name)
                 .why("it is not open yet")
-                .next("`bcached status` says how far it is: then ask again"));
+                .next("`bcached status` shows its progress: try again when it is open"));
         }
     };
     let is_only = table.lasting_caches().count() == 1;
@@ -327,7 +326,7 @@ impl Judged {
         }
         Err(Failure::new(Kind::WrongSet, format!("cannot replace {}", found.name))
             .why(format!("the new device was made with the UUID of a set that is in use here, {set}"))
-            .next("--wipe-bcache makes it anew, with a UUID of its own")
+            .next("--wipe-bcache makes it again, with a UUID of its own")
             .option("--wipe-bcache"))
     }
 }
@@ -337,7 +336,7 @@ fn judge(found: &Found, engine: Option<&Engine>) -> Result<Judged, Failure> {
     let cannot = |kind| Failure::new(kind, format!("cannot replace {name}"));
     let Some(engine) = engine else { return judge_dead(found) };
     let status = engine.status().ok_or_else(|| {
-        cannot(Kind::Io).why("its engine does not answer at present").next("look at its device, or ask again")
+        cannot(Kind::Io).why("its engine does not answer").next("check its device for errors, or try again")
     })?;
     if let Some(flash) = status.volumes.iter().find(|volume| volume.flash_only) {
         let label = flash.label.to_string();
@@ -352,8 +351,8 @@ fn judge(found: &Found, engine: Option<&Engine>) -> Result<Judged, Failure> {
     let dirty = Dirty::of(status.dirty_sectors, status.is_counted);
     if let (Some(error), true) = (&status.failed, dirty.dirty_bytes != Some(0)) {
         return Err(cannot(Kind::DataLoss)
-            .why(format!("it has stopped writing ({error}), and what is dirty in it would be lost: {dirty}"))
-            .next("bring its device back; of a volume that is given up, `bcached remove` it and `bcached forget` it with --accept-loss"));
+            .why(format!("it has stopped writing ({error}), and its dirty data would be lost: {dirty}"))
+            .next("bring its device back; to give the data of a volume up, `bcached remove` it and `bcached forget` it with --accept-loss"));
     }
     let blocks = status.volumes.iter().filter_map(|volume| volume.backing_block_sectors);
     let block = blocks.min().and_then(|block| u16::try_from(block).ok()).unwrap_or(BLOCK).min(BLOCK);
@@ -388,8 +387,8 @@ fn check_dead(found: &Found) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::new(Kind::InUse, format!("cannot replace {}", found.name))
-        .why(format!("whether it is dead is not known: {trouble}"))
-        .next("ask again when its device answers, or is gone"))
+        .why(format!("it is not known to be dead: {trouble}"))
+        .next("try again when its device answers, or is gone"))
 }
 
 impl Judged {
@@ -402,8 +401,8 @@ impl Judged {
             Err(_) if meant == Meant::Elsewhere && entry.wanted_cache.as_deref() != Some(NO_CACHE) => return Ok(()),
             other => other.map_err(|failure| {
                 cannot(Kind::DataLoss)
-                    .why(format!("it is not there{trouble}, and whether data of {volume} is dirty in it cannot be told: {failure}"))
-                    .next(format!("connect that device, or `bcached remove {volume}` first"))
+                    .why(format!("it is not available{trouble}, and it is unknown whether it has dirty data of {volume}: {failure}"))
+                    .next(format!("connect {device}, or `bcached remove {volume}` first"))
             })?,
         };
         if meant == Meant::Here {
@@ -418,11 +417,11 @@ impl Judged {
         match (superblock.state(), meant) {
             (BackingState::Dirty, _) => Err(cannot(Kind::DataLoss)
                 .why(format!(
-                    "it is not there{trouble}, and the newest data of {volume} is in it, or in another that is not open{}",
+                    "it is not available{trouble}, and the newest data of {volume} is in it, or in another cache that is not open{}",
                     Stranded::of(volume, device, &superblock).map_or_else(String::new, |lost| format!("; {}", lost.loss()))
                 ))
                 .next(format!(
-                    "bring it back; `bcached forget` gives dirty data up where a cache is open, here only `bcached remove {volume}` leaves the volume as it is"
+                    "bring it back, or leave the volume as it is with `bcached remove {volume}`; `bcached forget` gives dirty data up only where the cache is open"
                 ))),
             // Its superblock says already that the cached data is void.
             (_, Meant::Here) if matches!(entry.state, VolumeState::Served(_)) => Ok(()),
@@ -432,7 +431,7 @@ impl Judged {
             }
             (_, Meant::Unsaid) => Err(cannot(Kind::Config)
                 .why(format!("{volume} belongs to a set that is not open, and its section names no cache"))
-                .next(format!("say `cache = \"{}\"`, or another, in [volume.{volume}], and reload", found.name))),
+                .next(format!("write `cache = \"{}\"`, or another, into [volume.{volume}], and reload", found.name))),
             (_, Meant::Elsewhere) => Ok(()),
         }
     }
@@ -444,13 +443,13 @@ pub fn check_unserved(name: &str, status: &Status) -> Result<(), Failure> {
         // Which data is dirty, and of which volume, is not known yet.
         return Err(Failure::new(Kind::InUse, format!("cannot replace {name}"))
             .why(format!("its index is still being read after its start ({}%)", status.walked_percent))
-            .next("ask again in a moment"));
+            .next("try again in a moment"));
     }
     if status.ownerless_dirty_sectors > 0 {
         let dirty = Dirty::of(status.ownerless_dirty_sectors, status.is_counted);
         return Err(Failure::new(Kind::DataLoss, format!("cannot replace {name}"))
-            .why(format!("{dirty} of no known volume, which is nowhere else, would be lost"))
-            .next("add the volume that it may be of; docs/failures.md (a lost table of volumes) says what can be done"));
+            .why(format!("{dirty} of no known volume, which exists nowhere else, would be lost"))
+            .next("add the volume that it may belong to; docs/failures.md (a lost table of volumes) says what can be done"));
     }
     for left in &status.unserved {
         let called = crate::supervisor::report::unserved(left).name();
@@ -462,7 +461,7 @@ pub fn check_unserved(name: &str, status: &Status) -> Result<(), Failure> {
         if dirty.dirty_bytes != Some(0) {
             return Err(Failure::new(Kind::DataLoss, format!("cannot replace {name}"))
                 .why(format!("{dirty} of {called}, which is not served, would be lost"))
-                .next(format!("serve that, or give it up: `bcached forget {}`", left.uuid)));
+                .next(format!("serve that volume, or give its data up: `bcached forget {}`", left.uuid)));
         }
     }
     Ok(())
@@ -472,6 +471,8 @@ pub fn check_unserved(name: &str, status: &Status) -> Result<(), Failure> {
 /// names the commands that delete it.
 fn lives_there(name: &str, flash: &str, deleted: &str) -> Failure {
     Failure::new(Kind::DataLoss, format!("cannot replace {name}"))
-        .why(format!("{flash} lives in it alone: there is no device behind it that its data could go to"))
-        .next(format!("copy it to a volume elsewhere, then {deleted}"))
+        .why(format!(
+            "the flash-only volume {flash} is in it: there is no backing device that its data could go to"
+        ))
+        .next(format!("copy its data to a volume elsewhere, then {deleted}"))
 }

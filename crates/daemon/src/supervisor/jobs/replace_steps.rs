@@ -31,8 +31,8 @@ struct Plan {
 /// Returns the failure of a replace job that was cancelled.
 pub fn cancelled() -> Failure {
     Failure::new(Kind::Cancelled, "it was cancelled")
-        .why("volumes that have gone are on the new device, the others where they were")
-        .next("the same command goes on with it")
+        .why("volumes that have moved are on the new device, the others on the old one")
+        .next("repeat the command to continue")
 }
 
 /// Returns the reason to try again what could not be served before.
@@ -69,7 +69,7 @@ impl Supervisor {
     fn plan_replacing(&self, name: &str, device: &str, is_dead: bool) -> Result<Plan, Failure> {
         let index = self.cache_called_so(name)?;
         let refused = |why: &str| {
-            Failure::new(Kind::InUse, format!("cannot replace {name}")).why(why).next("ask again")
+            Failure::new(Kind::InUse, format!("cannot replace {name}")).why(why).next("try again")
         };
         let path = self.config.set_file.clone().ok_or_else(|| refused("there is no configuration"))?;
         let mut file = SetFile::read(&path)?;
@@ -77,22 +77,25 @@ impl Supervisor {
             let shared = self.shared();
             let table = &shared.table;
             if table.former_of(index).is_some() || table.former_named(name) {
-                return Err(refused(
-                    "somebody else has begun that, or a cache is called like what it would leave",
-                ));
+                let former = name_of_former(name);
+                return Err(refused(&format!(
+                    "another request is replacing it, or another cache has the name `{former}`, which its old device would get"
+                )));
             }
             if !table.is_as_judged(index, is_dead) {
-                return Err(refused("its device has come or gone meanwhile"));
+                return Err(refused("its device has just appeared or disappeared"));
             }
             if let Some(owner) = table.owner_of(device) {
                 return Err(Failure::new(Kind::SameDevice, format!("cannot replace {name}"))
                     .why(format!("{device} cannot be its new device: it is the device of {owner} already"))
-                    .next("name another"));
+                    .next("name another device"));
             }
             if is_dead && let Some(flash) = self.flash_of_nobody(table) {
                 return Err(Failure::new(Kind::DataLoss, format!("cannot replace {name}"))
-                    .why(format!("{flash} lives in a cache alone that is not open, perhaps in this one"))
-                    .next(format!("bring it back, or take [volume.{flash}] out of the files and reload")));
+                    .why(format!(
+                        "the flash-only volume {flash} is in a cache that is not open, perhaps in this one"
+                    ))
+                    .next(format!("bring it back, or remove [volume.{flash}] from the files and reload")));
             }
             (table.caches[index].device.clone(), table.to_be_named(index))
         };
@@ -127,7 +130,9 @@ impl Supervisor {
     ) -> Result<Shown, Failure> {
         let Plan { index, old, file, config, named } = self.plan_replacing(name, device, is_dead)?;
         file.write().map_err(|failure| {
-            failure.next("the new device is a cache now, and nothing else has begun: the same command goes on with that")
+            failure.next(
+                "the new device is a cache now, and nothing else has begun: repeat the command to continue",
+            )
         })?;
         for (volume, _) in named {
             self.shared().table.volumes[volume].wanted_cache = Some(name.to_owned());
@@ -135,7 +140,10 @@ impl Supervisor {
         self.slow_caches.keep(device, cache);
         self.become_former(index, name, !is_dead, &config);
         self.take_over(config);
-        tracing::info!(event = "cache-replaced", "cache {name}: it is {device} from now on, and was {old}");
+        tracing::info!(
+            event = "cache-replaced",
+            "cache {name}: its device is {device} from now on, and was {old}"
+        );
         if is_dead {
             return Ok(self.begin_arrival(self.cache_called_so(name)?, name));
         }
@@ -176,8 +184,8 @@ impl Supervisor {
         };
         if !self.shared().table.is_as_judged(former, is_dead) {
             return Err(Failure::new(Kind::InUse, format!("cannot replace {name}"))
-                .why("its former device has come or gone meanwhile")
-                .next("ask again"));
+                .why("its old device has just appeared or disappeared")
+                .next("try again"));
         }
         if is_dead {
             // No volume belongs to the former device any more.
@@ -271,7 +279,7 @@ impl Supervisor {
             return Some(format!("the new device is not served: {trouble}"));
         }
         let Some(status) = engine.status() else {
-            return Some("the engine of its former device does not answer".to_owned());
+            return Some("the engine of its old device does not answer".to_owned());
         };
         let (mut blocked, mut left) = (None, false);
         for (volume, entry) in volumes.iter().enumerate() {
@@ -292,7 +300,8 @@ impl Supervisor {
                 VolumeState::Stopped if is_to && entry.backing.is_some() => {
                     left = true;
                     let name = entry.display_name();
-                    blocked = blocked.or(Some(format!("{name} is stopped: `bcached add {name}`")));
+                    blocked =
+                        blocked.or(Some(format!("{name} is stopped: `bcached add {name}` serves it again")));
                 }
                 _ => {}
             }
@@ -324,19 +333,19 @@ impl Supervisor {
         };
         match running {
             Some((_, Verb::Replace)) => return None,
-            Some((number, verb)) => return Some(format!("{verb} of {name} goes on (job {number})")),
+            Some((number, verb)) => return Some(format!("{verb} of {name} is still running (job {number})")),
             None => {}
         }
         let VolumeState::Served(served) = &entry.state else { return None };
         let is_dirty = now.dirty_sectors > 0 || now.state == Some(BackingState::Dirty);
         if now.attached && has_failed && is_dirty {
-            return Some(format!("data of {name} is dirty in a cache that has failed"));
+            return Some(format!("{name} has dirty data in a cache that has failed"));
         }
         let leaves = now.attached && !has_failed;
         let target = if entry.wanted_cache.as_deref() == Some(NO_CACHE) {
             match self.engine_of_none(now.backing_block_sectors.unwrap_or(1)) {
                 Ok((index, _)) => index,
-                Err(_) => return Some(format!("{name} waits for an engine without a cache")),
+                Err(_) => return Some(format!("{name} waits for an engine that serves it without a cache")),
             }
         } else {
             if let Err(failure) = self.check_blocks(name, now, to) {
@@ -384,7 +393,7 @@ impl Supervisor {
         if let Err(error) = &result {
             tracing::warn!(event = "cache-not-stopped", "cache {name}: it was not stopped in order: {error}");
         }
-        tracing::info!(event = "cache-released", "cache {name}: {device} is let go of");
+        tracing::info!(event = "cache-released", "cache {name}: {device} is released");
         let releasing = self.shared().jobs.releasing().filter(|(_, cache)| *cache == index);
         if let Some((number, _)) = releasing {
             return self.released(number, index, result);

@@ -31,29 +31,29 @@ impl Supervisor {
         let device = entry.backing.as_deref().unwrap_or_default();
         if size.is_some() {
             return Err(Failure::new(Kind::Usage, format!("cannot grow {name} to a size"))
-                .why(format!("it becomes as large as its backing device {device} is"))
-                .next(format!("make that larger, then `bcached grow {name}`"))
+                .why(format!("it becomes as large as its backing device, {device}"))
+                .next(format!("enlarge that device, then `bcached grow {name}`"))
                 .option("--size"));
         }
         let found = planned.engine.as_ref().and_then(|engine| engine.capacity(now.id));
         let capacity = found
             .ok_or_else(|| {
-                cannot(format!("{device} does not say how large it is")).next("look at the device")
+                cannot(format!("{device} does not report its size")).next("check the device for errors")
             })?
-            .map_err(|error| cannot(error).next("look at the device"))?;
+            .map_err(|error| cannot(error).next("check the device for errors"))?;
         if capacity < now.sectors {
             return Err(cannot(format!(
-                "{device} has room for {} and the volume is {} large",
+                "{device} has room for {} only, and the volume is {} large",
                 exact(capacity * 512),
                 exact(now.sectors * 512)
             ))
-            .next("give the device its size back: nothing of the volume may be missing"));
+            .next("restore the device's former size: a part of the volume is missing"));
         }
         let limit = self.plan_limit(entry, None, planned)?;
         let sectors = limit.map_or(capacity, |size| capacity.min(size / 512)).max(now.sectors);
         if let Some(size) = limit.filter(|size| size / 512 < capacity) {
             planned.note(&format!(
-                "the configuration says `size = \"{}\"`, and the device has room for {}",
+                "the configuration limits it (`size = \"{}\"`); the device has room for {}",
                 typed(size),
                 exact(capacity * 512)
             ));
@@ -67,7 +67,7 @@ impl Supervisor {
     /// Notes, for a volume that grows, that connected clients do not see the new size at once.
     pub fn note_kept_size(&self, name: &str, planned: &mut Planned) {
         if planned.work.is_some() && self.fronts.is_size_kept(name) {
-            planned.note("who is connected sees the new size when connecting again");
+            planned.note("clients that are connected see the new size when they reconnect");
         }
     }
 
@@ -83,26 +83,25 @@ impl Supervisor {
         let refused =
             |kind, why: String| Failure::new(kind, format!("cannot shrink {name}")).why(why).option("--size");
         if begin.accept_loss_bytes.is_some() || begin.lost_ranges.is_some() {
-            let what = "what is dirty behind its new end is written back, and none of it is lost";
-            return Err(refused(Kind::Usage, what.to_owned())
-                .next("leave that out")
-                .option(if begin.accept_loss_bytes.is_some() { "--accept-loss" } else { "--lost-ranges" }));
+            let option = if begin.accept_loss_bytes.is_some() { "--accept-loss" } else { "--lost-ranges" };
+            let why = "dirty data beyond its new end is written back, and none of it is lost".to_owned();
+            return Err(refused(Kind::Usage, why).next(format!("leave {option} out")).option(option));
         }
         let size =
-            begin.size_bytes.ok_or_else(|| refused(Kind::Usage, "its new size is not said".to_owned()))?;
+            begin.size_bytes.ok_or_else(|| refused(Kind::Usage, "its new size is not given".to_owned()))?;
         let block = now.block_sectors * 512;
         let has = now.sectors * 512;
         if size > has {
-            return Err(refused(Kind::Usage, format!("it is {} large", exact(has)))
-                .next(format!("`bcached grow {name}` takes up a device that has grown")));
+            return Err(refused(Kind::Usage, format!("its size is only {}", exact(has)))
+                .next(format!("`bcached grow {name}` gives it the size of a device that has grown")));
         }
         if size < has && (size == 0 || !size.is_multiple_of(block)) {
             let below = (size - size % block).max(block);
             return Err(refused(
                 Kind::Geometry,
-                format!("its size must be one block of {} or several", human(block)),
+                format!("its size must be a whole number of blocks of {}, at least one", human(block)),
             )
-            .next(format!("`--size {}` would do", typed(below))));
+            .next(format!("`--size {}` is possible", typed(below))));
         }
         planned.size = Some(size);
         if size < has {
@@ -131,7 +130,9 @@ impl Supervisor {
         planned.before.limit = (entry.limit, None);
         let Ok((path, name)) = self.keeps(entry) else {
             if limit.is_some() {
-                planned.note("this is not kept: make the device as short as that before the next start");
+                planned.note(
+                    "this is not kept over a restart: cut the device to that size before the next start",
+                );
             }
             return Ok(limit);
         };
@@ -185,7 +186,7 @@ impl Supervisor {
             let sectors = entry.served_sectors(now.sectors, now.block_sectors);
             self.tell_size(volume, sectors);
             let (name, size) = (entry.display_name(), exact(sectors * 512));
-            tracing::info!(event = "volume-resized", "{name}: it is {size} large now");
+            tracing::info!(event = "volume-resized", "{name}: its size is {size} now");
         }
     }
 
@@ -241,7 +242,7 @@ impl Supervisor {
             Ok(None) => {}
             Ok(Some(_)) => tracing::info!(
                 event = "job-begun",
-                "{name}: no more than {} of it are to be served: it is made so small",
+                "{name}: shrinking it to {}, as no more of it is to be served",
                 exact(limit)
             ),
             Err(failure) => tracing::error!(event = "job-failed", "{name}: shrink: {failure}"),

@@ -69,8 +69,10 @@ impl Supervisor {
         let Some(job) = self.shared().jobs.under_way(number).cloned() else { return };
         if !is_shown {
             let note = match job.verb {
-                Verb::Remove | Verb::Stop => "its block device is still being taken away",
-                _ => "its block device does not show that yet: the log may say why (device-not-resized)",
+                Verb::Remove | Verb::Stop => "its block device is still being removed",
+                _ => {
+                    "its block device does not have the new size yet: the log may say why (device-not-resized)"
+                }
             };
             self.shared().jobs.note(number, &[note.to_owned()]);
         }

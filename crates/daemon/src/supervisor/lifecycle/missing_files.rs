@@ -56,7 +56,7 @@ impl Supervisor {
         self.look_after_sockets(control, &mut gone);
         self.look_for_configuration(&mut gone);
         if log::condition().stuck.is_some() {
-            let told = "nobody reads the log: lines are dropped when 1 MiB of them waits";
+            let told = "the log is not being read: when 1 MiB of lines is pending, further lines are dropped";
             gone.insert(LOG.to_owned(), ("log-stuck", told.to_owned()));
         }
         for (what, (event, sentence)) in &gone {
@@ -92,17 +92,16 @@ impl Supervisor {
                 Ok(NoteFile::There) => {}
                 Ok(NoteFile::WasReplaced) => tracing::warn!(
                     event = "note-gone",
-                    "{name}: somebody removed this note. It is in its place again, and nothing is lost"
+                    "{name}: this note was removed. It is in its place again, and nothing is lost"
                 ),
                 Ok(NoteFile::Replaced) => {
-                    let told =
-                        format!("{name}: somebody has removed this note: another is to take its place");
+                    let told = format!("{name}: this note was removed: another one is taking its place");
                     gone.insert(name, ("note-gone", told));
                 }
                 Err(error) => {
                     let told = format!(
-                        "{name}: somebody has removed this note, and there is no other: each write waits for the journal. \
-                         {error}"
+                        "{name}: this note was removed, and cannot be replaced: each write waits for the \
+                         journal. {error}"
                     );
                     gone.insert(name, ("note-not-replaced", told));
                 }
@@ -132,7 +131,7 @@ impl Supervisor {
                 continue;
             }
             let name = path.display().to_string();
-            let what = if now.is_some() { "is another one now" } else { "is gone" };
+            let what = if now.is_some() { "was replaced" } else { "is gone" };
             let of_control = || control.bind_again(&path).map_err(|failure| failure.to_string());
             match self.fronts.bind_again(&path).unwrap_or_else(of_control) {
                 Ok(()) => {
@@ -142,12 +141,14 @@ impl Supervisor {
                         .extend(socket_at(&path).map(|file| (path, Seen { listener, file })));
                     tracing::warn!(
                         event = "socket-gone",
-                        "{name}: the file of this socket {what}: bcached listens on another one there. Connected clients go on"
+                        "{name}: the file of this socket {what}: bcached now listens on a new one there. Connected \
+                         clients are not affected"
                     );
                 }
                 Err(why) => {
                     let told = format!(
-                        "{name}: the file of this socket {what}: connected clients go on, and nobody else reaches the daemon there. It is tried again every few seconds. {why}"
+                        "{name}: the file of this socket {what}: connected clients are not affected, but new clients \
+                         cannot reach the daemon there. bcached tries again every few seconds. {why}"
                     );
                     gone.insert(name, ("socket-gone", told));
                 }
@@ -162,7 +163,8 @@ impl Supervisor {
         if self.taken_away.had_configuration && !is_there {
             let name = main.display().to_string();
             let told = format!(
-                "{name}: the configuration is gone: what runs goes on; put it back before the next start, or nothing is served then"
+                "{name}: the configuration is gone. The running daemon is not affected; restore the file before the \
+                 next start, or nothing is served then"
             );
             gone.insert(name, ("configuration-gone", told));
         }

@@ -51,7 +51,7 @@ impl Supervisor {
         tracing::info!(event = "stopping", "stopping");
         self.exports.end_waiting();
         // Their volumes do not come back before the end.
-        self.cut_kept("the daemon stops and their volumes are not served", |_| true);
+        self.cut_kept("the daemon is stopping and their volumes are not served", |_| true);
         self.wait_for_users();
         self.ending.cuts(self.fronts.users_of_files());
         // A client that waits for a moving volume would wait forever.
@@ -78,7 +78,8 @@ impl Supervisor {
             }
             if !named {
                 let limit = self.config.stop_timeout.as_secs();
-                tracing::info!(event = "stop-waits", "up to {limit} s for: {}", users.join(", "));
+                let users = users.join(", ");
+                tracing::info!(event = "stop-waits", "waiting up to {limit} s for clients: {users}");
                 named = true;
             }
             match self.events.recv_timeout(LOOK) {
@@ -122,7 +123,7 @@ impl Supervisor {
                 Ok(Event::Cache(index, CacheEvent::News(News::Ended))) => {
                     if let Some(begun) = pending.remove(&index) {
                         dirty.extend(begun.dirty);
-                        outcome = outcome.and(Err(self.recovers(index, "it ended by a panic")));
+                        outcome = outcome.and(Err(self.recovers(index, "its thread panicked")));
                     }
                 }
                 Ok(Event::Cache(index, CacheEvent::Stopped(stopped))) => {
@@ -135,7 +136,7 @@ impl Supervisor {
                 Err(_) => break,
             }
         }
-        let signal = if hurried { ", and another signal came" } else { "" };
+        let signal = if hurried { ", and another signal arrived" } else { "" };
         let why = format!("no answer for {} s{signal}", began.elapsed().as_secs());
         for (index, Begun { silent, dirty: then }) in pending {
             dirty.extend(then);
@@ -143,7 +144,7 @@ impl Supervisor {
             let silent = if silent.is_empty() {
                 String::new()
             } else {
-                format!("; when it began: {}", silent.join("; "))
+                format!("; when the stop began: {}", silent.join("; "))
             };
             outcome = outcome.and(Err(self.recovers(index, &format!("{why}{silent}"))));
         }
@@ -233,6 +234,6 @@ impl Supervisor {
 fn name_stuck_devices(table: &Table, cache: usize, status: &bcached_engine::Status) {
     let limit = ENGINE_LIMIT.as_secs();
     for told in health::stuck_of(table, cache, status) {
-        tracing::warn!(event = "stop-waits", "up to {limit} s for a device: {told}");
+        tracing::warn!(event = "stop-waits", "waiting up to {limit} s for a device: {told}");
     }
 }

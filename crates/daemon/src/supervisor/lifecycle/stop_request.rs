@@ -94,9 +94,9 @@ pub fn stop(
         }
         // A stop would end the hand-over, and the process that goes on then would know of no stop.
         if course.is_under_way() {
-            return Err(Failure::new(Kind::Busy, "the daemon cannot be stopped just now")
-                .why("another process takes over from it")
-                .next("ask again when that has ended"));
+            return Err(Failure::new(Kind::Busy, "the daemon cannot be stopped now")
+                .why("another process is taking over from it")
+                .next("try again when the take-over has ended"));
         }
         {
             let mut told = ending.0.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -124,7 +124,7 @@ pub fn stopped(ending: Ending) -> AskStopped {
         let waited = rung.wait_timeout_while(told, LOOK, |told| told.asked.is_some() && told.ended.is_none());
         let (mut told, _) = waited.unwrap_or_else(PoisonError::into_inner);
         let mut stopping = told.asked.clone().ok_or_else(|| {
-            Failure::new(Kind::NotFound, "nobody has asked for a stop").next("`bcached stop` does")
+            Failure::new(Kind::NotFound, "no stop was requested").next("`bcached stop` requests one")
         })?;
         if let Some(ended) = &told.ended {
             stopping.ended = true;

@@ -113,13 +113,13 @@ pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskChange {
         match answered.recv_timeout(LIMIT) {
             Ok(outcome) => outcome,
             Err(RecvTimeoutError::Timeout) => {
-                let what = format!("the change has not come to its end for {} s", LIMIT.as_secs());
-                Err(crate::supervisor::late(what).next("it goes on: `bcached get` shows what became of it"))
+                let what = format!("the change has not been completed within {} s", LIMIT.as_secs());
+                Err(crate::supervisor::late(what).next("it continues: `bcached get` shows the result"))
             }
             Err(RecvTimeoutError::Disconnected) => {
-                Err(Failure::new(Kind::Io, "nothing was changed, or not all of it")
+                Err(Failure::new(Kind::Io, "nothing or only a part was changed")
                     .why("the daemon is stopping, or the engine of the cache has ended")
-                    .next("look with `bcached get`"))
+                    .next("`bcached get` shows what is in force"))
             }
         }
     })
@@ -225,7 +225,7 @@ impl Supervisor {
         let Some(view) = asked.owner.view(&self.shared().table) else { return };
         match self.plan(&view, &asked.change) {
             Err(failure) => {
-                let what = format!("{option} is changed, and nothing else: {}", failure.what);
+                let what = format!("only {option} was changed: {}", failure.what);
                 asked.refuse(&text, Failure { what: what.into(), ..failure });
             }
             Ok(plan) => self.take_up(asked, &text, Plan { changed, ..plan }),
@@ -328,7 +328,7 @@ impl Supervisor {
             _ => format!("set it when {when}; with --runtime it holds until the daemon stops"),
         };
         Err(Failure::new(Kind::Io, format!("cannot set {option} of {}", view.display_name()))
-            .why(format!("it is written to devices, and {why}"))
+            .why(format!("it is written to a device, and {why}"))
             .next(next)
             .option(option))
     }
@@ -341,7 +341,7 @@ impl Supervisor {
     fn keeps_of<'a>(&'a self, view: &'a View) -> Result<(&'a Path, &'a str), Failure> {
         self.keeps_for(view.scope(), view.name(), view.display_name()).map_err(|failure| match view {
             View::Volume(entry) if entry.is_flash_only() => {
-                failure.why("nothing is kept of the options of a volume that lives in its cache alone")
+                failure.why("the options of a flash-only volume are not kept")
             }
             _ => failure,
         })
@@ -354,9 +354,9 @@ impl Supervisor {
         display_name: &str,
     ) -> Result<(&'a Path, &'a str), Failure> {
         let refused = |why: &str| {
-            Failure::new(Kind::Usage, format!("nothing can be kept for {display_name}"))
+            Failure::new(Kind::Usage, format!("cannot keep options of {display_name}"))
                 .why(why)
-                .next("add --runtime: then it holds until the daemon stops")
+                .next("add --runtime: the change then holds until the daemon stops")
                 .option("--runtime")
         };
         let Some(path) = &self.config.set_file else {
@@ -426,7 +426,7 @@ fn understand(change: &Change, view: &View) -> Result<Wanted, Failure> {
         let value = match option.read(&typed.0) {
             Ok(value) => value,
             Err(Refused::OutOfRange(why, end)) if option.is_of_kernel => {
-                wanted.notes.push(format!("{name}: {why}, which is taken"));
+                wanted.notes.push(format!("{name}: {why}, which is used"));
                 end
             }
             Err(Refused::OutOfRange(why, _) | Refused::NotUnderstood(why)) => return Err(refused(why)),
@@ -445,15 +445,15 @@ fn understand(change: &Change, view: &View) -> Result<Wanted, Failure> {
         let option = changeable(name, view)?;
         if matches!(option.place, Place::Label) {
             return Err(Failure::new(Kind::Usage, "cannot unset label")
-                .why("nobody says it but the device")
-                .next(format!("`bcached set {} label=` takes it away", view.display_name()))
+                .why("only the device keeps it")
+                .next(format!("`bcached set {} label=` removes it", view.display_name()))
                 .option(name.as_str()));
         }
         if matches!(option.place, Place::Pace) {
             return Err(writeback_rate::not_said());
         }
         if wanted.set.contains_key(option.name) {
-            return Err(Failure::new(Kind::Usage, format!("{name} is to be set and unset at once"))
+            return Err(Failure::new(Kind::Usage, format!("{name} is both set and unset"))
                 .next("name it once")
                 .option(name.as_str()));
         }
@@ -471,7 +471,7 @@ fn changeable(name: &str, view: &View) -> Result<&'static Definition, Failure> {
     let is_flash_only = matches!(view, View::Volume(entry) if entry.is_flash_only());
     if is_flash_only && !option.is_of_flash() {
         return Err(Failure::new(Kind::Usage, format!("{} has no {name}", view.display_name()))
-            .why("it lives on its cache alone")
+            .why("it is a flash-only volume")
             .option(name));
     }
     Ok(option)

@@ -25,7 +25,7 @@ const RESTART: &str = "the next start";
 const OF_DEVICE: &str = "the next start; `bcached replace` moves its volumes to another device now";
 const OF_CACHE: &str = "the next start, or `bcached attach` and `detach`";
 const OF_SIZE: &str = "the next start, or `bcached grow` and `shrink`";
-const OF_NAME: &str = "the next start, when the volume in a cache alone that is called so gets another name";
+const OF_NAME: &str = "the next start, when the flash-only volume that has this name gets another one";
 const RUNTIME: &str = "it was set with --runtime: `bcached unset`, or the next start";
 const RELOAD: &str = "a reload, or the next start";
 
@@ -35,7 +35,7 @@ pub fn ask(events: Sender<Event>) -> AskDifferences {
         let (answer, answered) = mpsc::channel();
         let _refused_below = events.send(Event::Ask(crate::supervisor::Asked::Differs(answer)));
         answered.recv_timeout(LIMIT).unwrap_or_else(|_| {
-            Err(crate::supervisor::late("the daemon does not come to it").next("ask again later"))
+            Err(crate::supervisor::late("the daemon has not compared its files yet").next("try again later"))
         })
     })
 }
@@ -55,7 +55,7 @@ impl Supervisor {
         Ok(Differences { differences })
     }
 
-    /// What a reload of `files` leaves unchanged, and what would change it, a sentence each.
+    /// What a reload of `files` leaves unchanged, and until when, a sentence each.
     pub fn not_reloaded(&self, files: &Config) -> Vec<String> {
         let all = self.differences_from(files).into_iter();
         let left = all.filter(|difference| difference.mends.starts_with(RESTART));
@@ -64,9 +64,9 @@ impl Supervisor {
             match (key, running) {
                 (Some(key), running) => {
                     let runs = running.unwrap_or_else(|| "unset".to_owned());
-                    Some(format!("`{key}` of [{section}] stays {runs}; what changes it: {mends}"))
+                    Some(format!("`{key}` of [{section}] stays {runs} until {mends}"))
                 }
-                (None, None) => Some(format!("[{section}] is not served; what changes it: {mends}")),
+                (None, None) => Some(format!("[{section}] is not served until {mends}")),
                 (None, Some(_)) => None,
             }
         };

@@ -76,7 +76,10 @@ impl Supervisor {
             entry.told = wanted;
             let answer = move |result: Result<(), Error>| {
                 if let Err(error) = result {
-                    tracing::error!(event = "options-failed", "{name}: {error}");
+                    tracing::error!(
+                        event = "options-failed",
+                        "{name}: its options could not be changed: {error}"
+                    );
                 }
             };
             engine.set_options(id, wanted, Box::new(answer));
@@ -105,10 +108,13 @@ impl Supervisor {
                 let _stopping =
                     sender.send(Event::Cache(index, CacheEvent::SettingsSettled(word, result.is_err())));
                 let kept = result.map_err(|error| {
-                    tracing::error!(event = "settings-failed", "cache {name}: {error}");
+                    tracing::error!(
+                        event = "settings-failed",
+                        "cache {name}: its superblock could not be written: {error}"
+                    );
                     Failure::new(Kind::Io, format!("the superblock of cache {name} could not be written"))
                         .why(error.to_string())
-                        .next("what was said is kept, and tried again at the next reload or start")
+                        .next("the new values are kept, and tried again at the next reload or start")
                 });
                 done.0(kept);
             }),
@@ -161,11 +167,14 @@ impl Supervisor {
                     done.0(Ok(()));
                 }
                 Err(error) => {
-                    tracing::error!(event = "cache-mode-failed", "{name}: {error}");
+                    tracing::error!(
+                        event = "cache-mode-failed",
+                        "{name}: its cache mode could not be changed: {error}"
+                    );
                     let what = format!("the cache mode of {name} could not be changed");
                     done.0(Err(Failure::new(Kind::Io, what)
                         .why(error.to_string())
-                        .next("what was said is kept, and tried again at the next reload or start")));
+                        .next("the new values are kept, and tried again at the next reload or start")));
                 }
             }
         };
@@ -206,7 +215,7 @@ pub fn check_with(config: &Config, table: &Table) -> Result<(), Failure> {
         let layers = Layers { configured: volume.options.clone(), runtime };
         layers.check().map_err(|wrong| {
             let name = volume.name.as_deref().unwrap_or(&volume.backing);
-            Failure::new(Kind::Config, format!("the options of {name} do not fit together"))
+            Failure::new(Kind::Config, format!("the options of {name} contradict each other"))
                 .why(wrong.what)
                 .next(format!("one was set with --runtime: `bcached get {name}` shows which"))
         })?;
@@ -289,7 +298,7 @@ pub fn options_of(shared: Arc<Mutex<Shared>>) -> AskOptions {
         let (view, engine) = {
             let table = &shared.lock().unwrap_or_else(PoisonError::into_inner).table;
             let Some(view) = owner.view(table) else {
-                return Err(Failure::new(Kind::Io, "the daemon stops"));
+                return Err(Failure::new(Kind::Io, "the daemon is stopping"));
             };
             let engine = view.engine(table);
             (view, engine)

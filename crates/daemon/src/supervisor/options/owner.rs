@@ -220,8 +220,8 @@ pub fn no_cache(typed: &str, names: &[String]) -> Failure {
     let failure = Failure::new(Kind::UnknownName, format!("no cache is called `{typed}`"));
     if names.is_empty() {
         return failure
-            .why("this daemon has none at present")
-            .next("`bcached import` or `bcached add` brings back what was released; else configure one");
+            .why("this daemon has no cache at present")
+            .next("`bcached import` or `bcached add` brings a released one back; otherwise configure one");
     }
     failure.next(format!("there are: {}", names.join(", ")))
 }

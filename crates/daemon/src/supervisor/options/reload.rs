@@ -109,7 +109,10 @@ impl Supervisor {
         }
         let gone = self.shared().table.adopt(&config);
         for name in gone {
-            tracing::warn!(event = "reload-kept", "{name} is served until the next start");
+            tracing::warn!(
+                event = "reload-kept",
+                "{name} is no longer configured, and is served until the next start"
+            );
         }
         self.shared().stop_timeout = config.stop_timeout;
         self.set_config(self.within_what_runs(config));

@@ -22,15 +22,15 @@ pub fn read(option: &Definition, value: &Value, runtime: bool) -> Result<u64, Fa
         return Ok(*rate);
     }
     Err(Failure::new(Kind::Usage, format!("cannot set {NAME}"))
-        .why("it follows from what is dirty, every writeback_rate_update_seconds")
-        .next("add --runtime: it holds until then; writeback_rate_minimum and writeback_rate_maximum stay")
+        .why("the engine sets it from the amount of dirty data, every writeback_rate_update_seconds")
+        .next("add --runtime: it holds until the next update; writeback_rate_minimum and writeback_rate_maximum are kept")
         .option(NAME))
 }
 
 /// The refusal to unset the option.
 pub fn not_said() -> Failure {
     Failure::new(Kind::Usage, format!("cannot unset {NAME}"))
-        .why("nobody says it but the engine, every writeback_rate_update_seconds")
+        .why("only the engine sets it, every writeback_rate_update_seconds")
         .option(NAME)
 }
 
@@ -52,7 +52,7 @@ impl Supervisor {
         let refused = |kind, why: String| {
             Failure::new(kind, format!("cannot set {NAME} of {}", entry.display_name()))
                 .why(why)
-                .next("`bcached status` says what it waits for")
+                .next("`bcached status` shows what it waits for")
                 .option(NAME)
         };
         let VolumeState::Served(info) = &entry.state else {

@@ -53,23 +53,21 @@ pub fn sentence(device: &str, health: &DiskHealth) -> Option<String> {
     // since.
     if let Some(IoErrorKind::Shrunk { expected, found }) = health.last_error.map(|last| last.kind) {
         return Some(format!(
-            "{device} has become shorter: {found} instead of {expected} sectors; nothing is read from it or written to \
-             it any more; mend it, then start the daemon again"
+            "{device} has become shorter: {found} instead of {expected} sectors; it is no longer read or written; \
+             restore its size, then start the daemon again"
         ));
     }
     let last = health.last_error.filter(|_| !is_trusted(health))?;
     let (errors, sector, kind) = (health.errors, last.sector, last.kind);
-    let next = if is_full(health) { MAKE_ROOM } else { "look at the device" };
+    let next = if is_full(health) { MAKE_ROOM } else { "check the device for errors" };
     Some(match errors {
-        1 => format!("1 operation on {device} has failed, at sector {sector} ({kind}); {next}"),
-        _ => format!(
-            "{errors} operations on {device} have failed, the last at sector {sector} ({kind}); {next}"
-        ),
+        1 => format!("1 operation on {device} failed, at sector {sector} ({kind}); {next}"),
+        _ => format!("{errors} operations on {device} failed, the last at sector {sector} ({kind}); {next}"),
     })
 }
 
 /// The advice for a device that is well but has no room for a write.
-const MAKE_ROOM: &str = "make room on the file system, or in the pool, below it";
+const MAKE_ROOM: &str = "free space on the file system or in the pool below it";
 
 /// Checks whether the last failure was a lack of room below a file or a volume.
 fn is_full(health: &DiskHealth) -> bool {
@@ -85,7 +83,7 @@ pub fn stuck(device: &str, health: &DiskHealth) -> Option<String> {
 fn silent(device: &str, health: &DiskHealth, least: Duration) -> Option<String> {
     let (seconds, waiting) = (health.longest_wait.as_secs(), health.waiting);
     (health.longest_wait >= least)
-        .then(|| format!("{device} has not answered for {seconds} s; operations that wait for it: {waiting}"))
+        .then(|| format!("{device} has not answered for {seconds} s; operations in flight: {waiting}"))
 }
 
 /// Returns which devices of a cache have not answered for `least`, its own first.
@@ -105,29 +103,32 @@ pub fn stopped(error: &Error, given_up: &str) -> String {
     let mend = if engine_error::is_full(error) {
         "free space on the file system below the device"
     } else {
-        "mend the device"
+        "repair the device"
     };
     let without = |nothing: &str| match given_up {
         "" => nothing.to_owned(),
         given_up => {
-            format!(" as after a power cut, without what was acknowledged and not flushed: {given_up}")
+            format!(
+                " as after a power cut, without writes that were acknowledged and not flushed: {given_up}"
+            )
         }
     };
     let then = match error {
         // Whatever failed: the device only has to be connected again.
         Error::Io { source, .. } if source.kind == IoErrorKind::Gone => {
-            format!("it is opened again when it is back{}", without(""))
+            format!("the cache is reopened when the device is back{}", without(""))
         }
         Error::Io { doing: Doing::CacheFlush, .. } => {
-            let nothing = " as after a power cut, without what was acknowledged and not flushed: there is nothing of that";
-            format!("start the daemon again: the next start recovers it{}", without(nothing))
+            let nothing = " as after a power cut, without writes that were acknowledged and not flushed: \
+                           there are none";
+            format!("start the daemon again: the next start recovers the set{}", without(nothing))
         }
-        error if error.may_pass() => "it is opened again when it works".to_owned(),
+        error if error.may_pass() => "the cache is reopened when the device works".to_owned(),
         _ => "start the daemon again".to_owned(),
     };
     format!(
-        "it has stopped writing ({error}): volumes with dirty data wait or refuse writes (on_cache_error), the others go on \
-         without it; {mend}; {then}"
+        "it has stopped writing ({error}): volumes with dirty data delay or refuse writes (on_cache_error), the \
+         others continue without it; {mend}; {then}"
     )
 }
 
@@ -140,7 +141,7 @@ pub fn unreadable(nodes: &[UnreadableNode], name: impl Fn(VolumeId) -> String) -
         .map(|part| format!("{} {}", name(part.volume), in_bytes(part)))
         .collect();
     Some(match parts.as_slice() {
-        [] => format!("{what}; it is the index of no volume that is served"),
+        [] => format!("{what}; it belongs to no volume that is served"),
         [one] => format!("{what}; {one} is unreadable from the cache"),
         several => format!("{what}; {} are unreadable from the cache", several.join(", ")),
     })
@@ -175,24 +176,24 @@ fn without_index(info: &VolumeInfo, nodes: &[UnreadableNode]) -> Option<String> 
     let parts = nodes.iter().flat_map(|node| &node.covers).filter(|part| part.volume == info.id);
     let parts: Vec<_> = parts.map(in_bytes).collect();
     let are = if parts.len() == 1 { "is" } else { "are" };
-    Some(format!("{what}; {} of it {are} unreadable from the cache", parts.join(", ")))
+    Some(format!("{what}; {} of the volume {are} unreadable from the cache", parts.join(", ")))
 }
 
 /// Returns what happens to a volume whose cache has stopped writing because of `error`.
 fn without_cache(info: &VolumeInfo, error: &Error, is_over: bool) -> String {
     let is_needed = info.flash_only || info.may_be_dirty();
     let what = match info.options.on_cache_error {
-        _ if !is_needed => "it goes on without it, at its backing device's pace".to_owned(),
+        _ if !is_needed => "the volume continues without it, at the speed of its backing device".to_owned(),
         OnError::Freeze if is_over => {
             let limit = Value::Time(info.options.freeze_timeout);
-            format!("reads go on, writes fail: it has not worked again within freeze_timeout ({limit})")
+            format!("reads continue, writes fail: it has not worked again within freeze_timeout ({limit})")
         }
         OnError::Freeze if error.may_be_awaited() => {
             let limit = Value::Time(info.options.freeze_timeout);
-            format!("reads go on, writes wait until it works again, for {limit} in all")
+            format!("reads continue, writes wait until it works again, for at most {limit}")
         }
-        OnError::ReadOnly => "reads go on, writes are not permitted".to_owned(),
-        _ => "reads go on, writes are refused".to_owned(),
+        OnError::ReadOnly => "reads continue, writes are not permitted".to_owned(),
+        _ => "reads continue, writes are refused".to_owned(),
     };
     format!("its cache has stopped writing: {what}")
 }
@@ -206,7 +207,8 @@ pub fn range(trouble: &WritebackTrouble) -> String {
 fn others(unwritable: &Unwritable) -> String {
     match unwritable.ranges {
         0 | 1 => String::new(),
-        ranges => format!(" and of {} other ranges, {} in all,", ranges - 1, human(unwritable.sectors * 512)),
+        2 => format!(" and in 1 other range, {} in all,", human(unwritable.sectors * 512)),
+        ranges => format!(" and in {} other ranges, {} in all,", ranges - 1, human(unwritable.sectors * 512)),
     }
 }
 
@@ -216,14 +218,18 @@ fn without_backing(info: &VolumeInfo, is_over: bool) -> Option<String> {
     Some(match info.options.on_backing_error {
         OnError::Freeze if is_over => {
             let limit = Value::Time(info.options.freeze_timeout);
-            format!("requests that need it fail: it has not come back within freeze_timeout ({limit})")
+            format!(
+                "requests that need the backing device fail: it has not come back within freeze_timeout ({limit})"
+            )
         }
         OnError::Freeze => {
             let limit = Value::Time(info.options.freeze_timeout);
-            format!("requests that need it wait until it is back, for {limit} in all")
+            format!("requests that need the backing device wait until it is back, for at most {limit}")
         }
-        OnError::ReadOnly => "reads that need it fail, writes that do are not permitted".to_owned(),
-        OnError::Fail => "requests that need it fail".to_owned(),
+        OnError::ReadOnly => {
+            "reads that need the backing device fail, writes that need it are not permitted".to_owned()
+        }
+        OnError::Fail => "requests that need the backing device fail".to_owned(),
     })
 }
 
@@ -231,8 +237,8 @@ fn without_backing(info: &VolumeInfo, is_over: bool) -> Option<String> {
 pub fn failing(errors: u64, health: &DiskHealth) -> String {
     let next = if is_full(health) { MAKE_ROOM } else { "replace the device" };
     format!(
-        "{errors} operations on its device have failed (io_error_limit): nothing is added to it, and what is dirty leaves it; {next}, \
-         or raise the limit"
+        "{errors} operations on its device have failed (io_error_limit): no new data is cached, and dirty data is \
+         written back; {next}, or raise the limit"
     )
 }
 
@@ -254,13 +260,14 @@ pub struct SetTrouble<'a> {
 pub fn degraded(info: &VolumeInfo, set: SetTrouble<'_>, backing: Option<&str>) -> Option<String> {
     let SetTrouble { failed, failing, nodes, waited_out } = set;
     let over = waited_out.iter().find(|over| over.volume == info.id);
-    let worn = || failing.map(|(errors, health)| format!("of its cache {}", self::failing(errors, health)));
+    let worn =
+        || failing.map(|(errors, health)| format!("its cache is failing: {}", self::failing(errors, health)));
     let cache =
         failed.map(|error| without_cache(info, error, over.is_some_and(|over| over.cache))).or_else(worn);
     let device = backing.zip(info.backing_health).and_then(|(device, health)| sentence(device, &health));
     let writeback = info.writeback_trouble.as_ref().map(|trouble| {
         let others = others(&info.unwritable);
-        format!("dirty data of {}{others} cannot be written back ({})", range(trouble), trouble.error)
+        format!("dirty data in {}{others} cannot be written back ({})", range(trouble), trouble.error)
     });
     let marking = info
         .marking_trouble
@@ -340,12 +347,12 @@ mod tests {
         let health = DiskHealth::default();
         let worn = SetTrouble { failing: Some((8, &health)), ..SetTrouble::default() };
         let told_of_worn = degraded(&info, worn, None).unwrap_or_default();
-        assert!(told_of_worn.starts_with("of its cache 8 operations"), "{told_of_worn}");
+        assert!(told_of_worn.starts_with("its cache is failing: 8 operations"), "{told_of_worn}");
         assert!(told_of_worn.ends_with("replace the device, or raise the limit"), "{told_of_worn}");
-        assert!(told(&info, true).contains("it goes on without it"), "{}", told(&info, true));
+        assert!(told(&info, true).contains("the volume continues without it"), "{}", told(&info, true));
         info.dirty_sectors = 8;
         assert!(
-            told(&info, true).contains("writes wait until it works again, for 2m"),
+            told(&info, true).contains("writes wait until it works again, for at most 2m"),
             "{}",
             told(&info, true)
         );
@@ -353,7 +360,7 @@ mod tests {
         info.backing_health =
             Some(DiskHealth { longest_wait: Duration::from_secs(9), ..DiskHealth::default() });
         assert!(told(&info, false).starts_with("sdb has not answered for 9 s"), "{}", told(&info, false));
-        assert!(told(&info, true).contains("in all; sdb has not"), "{}", told(&info, true));
+        assert!(told(&info, true).contains("for at most 2m; sdb has not"), "{}", told(&info, true));
         info.backing_health = None;
         told_of_places(&mut info);
         (info.writeback_trouble, info.marking_trouble) = (None, Some(Box::new(Error::LostWrites)));
@@ -375,7 +382,7 @@ mod tests {
         let told = degraded(info, SetTrouble { nodes: &[node], ..SetTrouble::default() }, None);
         assert_eq!(
             told.as_deref(),
-            Some("index node unreadable; 32-36 KiB of it is unreadable from the cache")
+            Some("index node unreadable; 32-36 KiB of the volume is unreadable from the cache")
         );
     }
 
@@ -385,12 +392,12 @@ mod tests {
         info.writeback_trouble = Some(WritebackTrouble { sector: 16, sectors: 8, error: Error::LostWrites });
         let one = told(info);
         assert!(
-            one.starts_with("dirty data of sectors 16 to 24 cannot be written back (an earlier"),
+            one.starts_with("dirty data in sectors 16 to 24 cannot be written back (an earlier"),
             "{one}"
         );
         info.unwritable = Unwritable { ranges: 3, sectors: 24, ..Unwritable::default() };
         let several = told(info);
-        assert!(several.contains("16 to 24 and of 2 other ranges, 12 KiB in all, cannot"), "{several}");
+        assert!(several.contains("16 to 24 and in 2 other ranges, 12 KiB in all, cannot"), "{several}");
     }
 
     /// The other policies for a volume with dirty data are reported.
@@ -400,7 +407,7 @@ mod tests {
         let set = SetTrouble { failed: Some(error), waited_out: &waited_out, ..SetTrouble::default() };
         let over = degraded(info, set, None).unwrap_or_default();
         assert!(
-            over.ends_with("reads go on, writes fail: it has not worked again within freeze_timeout (2m)"),
+            over.ends_with("reads continue, writes fail: it has not worked again within freeze_timeout (2m)"),
             "{over}"
         );
         let told = |policy, error| {
@@ -409,17 +416,18 @@ mod tests {
             degraded(&VolumeInfo { options, ..info.clone() }, set, None).unwrap_or_default()
         };
         let not_permitted = told(OnError::ReadOnly, error);
-        assert!(not_permitted.ends_with("reads go on, writes are not permitted"), "{not_permitted}");
+        assert!(not_permitted.ends_with("reads continue, writes are not permitted"), "{not_permitted}");
         assert!(told(OnError::Fail, error).ends_with("writes are refused"));
         // Data that was not flushed may be lost: the set does not come back by itself.
         let source = IoError { kind: IoErrorKind::Io, disk: DiskId(0), sector: 0 };
         let flush = Error::Io { doing: bcached_engine::Doing::CacheFlush, source };
         assert!(told(OnError::Freeze, &flush).ends_with("writes are refused"));
-        let opened_again = [error, &flush].map(|error| stopped(error, "").ends_with("again when it works"));
+        let opened_again =
+            [error, &flush].map(|error| stopped(error, "").ends_with("reopened when the device works"));
         assert_eq!(opened_again, [true, false]);
         let told = stopped(&flush, "up to 4 KiB of tank");
-        let wanted = "start the daemon again: the next start recovers it as after a power cut, without what was acknowledged and not \
-                      flushed: up to 4 KiB of tank";
+        let wanted = "start the daemon again: the next start recovers the set as after a power cut, without \
+                      writes that were acknowledged and not flushed: up to 4 KiB of tank";
         assert!(told.ends_with(wanted), "{told}");
         let source = IoError { kind: IoErrorKind::Gone, ..source };
         // Nothing has to be started for a device that was pulled, either, no matter whether a flush
@@ -427,7 +435,7 @@ mod tests {
         for doing in [bcached_engine::Doing::Journal, bcached_engine::Doing::CacheFlush] {
             let gone = |given_up| stopped(&Error::Io { doing, source }, given_up);
             assert!(
-                gone("").ends_with("mend the device; it is opened again when it is back"),
+                gone("").ends_with("repair the device; the cache is reopened when the device is back"),
                 "{}",
                 gone("")
             );
@@ -447,8 +455,8 @@ mod tests {
         let one = DiskHealth { errors: 1, ..full };
         for told in [sentence("ssd", &full), sentence("ssd", &one), Some(failing(9, &full))] {
             let told = told.unwrap();
-            assert!(told.contains("; make room on the file system, or in the pool, below it"), "{told}");
-            assert!(!told.contains("look at") && !told.contains("replace"), "{told}");
+            assert!(told.contains("; free space on the file system or in the pool below it"), "{told}");
+            assert!(!told.contains("check the") && !told.contains("replace"), "{told}");
         }
     }
 
@@ -461,11 +469,11 @@ mod tests {
         health.errors = 1;
         health.last_error = Some(IoError { kind: IoErrorKind::Io, disk: DiskId(1), sector: 77 });
         let told = sentence("sdb", &health).unwrap();
-        assert!(told.starts_with("1 operation on sdb has failed, at sector 77"), "{told}");
+        assert!(told.starts_with("1 operation on sdb failed, at sector 77"), "{told}");
         health.errors = 3;
         health.last_error = Some(IoError { kind: IoErrorKind::Io, disk: DiskId(1), sector: 77 });
         let Some(News::Bad(told)) = news("sdb", &health, &mut said) else { panic!("three errors") };
-        assert!(told.starts_with("3 operations on sdb have failed, the last at sector 77"), "{told}");
+        assert!(told.starts_with("3 operations on sdb failed, the last at sector 77"), "{told}");
         assert_eq!(news("sdb", &health, &mut said), None, "told once");
         assert_eq!(sentence("sdb", &health), Some(told), "status goes on saying it");
 
@@ -473,13 +481,13 @@ mod tests {
         health.last_error = Some(IoError { kind, disk: DiskId(1), sector: 77 });
         let told = sentence("sdb", &health).unwrap();
         assert!(
-            told.starts_with("sdb has become shorter: 32768 instead of 98304 sectors; nothing"),
+            told.starts_with("sdb has become shorter: 32768 instead of 98304 sectors; it is no longer read"),
             "{told}"
         );
 
         (health.waiting, health.longest_wait) = (16, Duration::from_secs(12));
         let Some(News::Bad(told)) = news("sdb", &health, &mut said) else { panic!("it hangs") };
-        assert_eq!(told, "sdb has not answered for 12 s; operations that wait for it: 16");
+        assert_eq!(told, "sdb has not answered for 12 s; operations in flight: 16");
         assert_eq!(news("sdb", &health, &mut said), None);
         (health.waiting, health.longest_wait) = (0, Duration::ZERO);
         assert_eq!(news("sdb", &health, &mut said), Some(News::Good("sdb answers again".to_owned())));

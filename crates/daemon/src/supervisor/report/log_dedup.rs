@@ -59,8 +59,8 @@ impl Table {
         let told = std::mem::replace(&mut entry.given_up_logged, Arc::clone(given_up));
         (!given_up.is_empty() && !Arc::ptr_eq(&told, given_up)).then(|| {
             format!(
-                "cache {}: acknowledged writes that were not flushed when its device failed were given up: {}; older data stands in \
-                 their place",
+                "cache {}: writes that were acknowledged and not flushed when its device failed were given up: {}; \
+                 older data is in their place",
                 entry.display_name(),
                 volume_names::given_up(volumes, given_up)
             )
@@ -84,7 +84,9 @@ impl Table {
         let news = news.map(|left| {
             let left = report::unserved(left);
             let (volume, dirty) = (left.name(), &left.dirty);
-            format!("cache {name}: {dirty} of {volume}, which is not served: it stays there until it is")
+            format!(
+                "cache {name}: {dirty} of {volume}, which is not served: the data stays there until it is"
+            )
         });
         news.collect()
     }
@@ -97,8 +99,8 @@ impl Table {
         let mut news = Vec::new();
         if status.table_is_damaged {
             news.push(format!(
-                "cache {name}: its table of volumes is not the one that was written; volumes whose backing device names its \
-                 number are served, others may be missing"
+                "cache {name}: its table of volumes is damaged: it is not the one that was written; volumes whose \
+                 backing devices name their numbers are served, others may be missing"
             ));
         }
         for slot in &status.doubted {
@@ -107,8 +109,8 @@ impl Table {
                 label => label,
             };
             news.push(format!(
-                "cache {name}: slot {} of its table of volumes ({of}) is not what was written; no volume is served from it, \
-                 and what the cache holds under that number is kept",
+                "cache {name}: slot {} of its table of volumes ({of}) is damaged: it is not what was written; no \
+                 volume is served from it, and the cache keeps the data under that number",
                 slot.inode.0
             ));
         }
@@ -116,9 +118,9 @@ impl Table {
             // If the index is damaged there may be more.
             let dirty = Dirty::of(status.ownerless_dirty_sectors, status.is_counted);
             news.push(format!(
-                "cache {name}: {dirty} that belongs to no volume of its table; it is kept and written nowhere; add the \
-                 volume that it may be of, and if that is refused keep both devices as they are: docs/failures.md (a lost table \
-                 of volumes)",
+                "cache {name}: {dirty} that belongs to no volume of its table; it is kept, and not written back; add \
+                 the volume that it may belong to; if that is refused, keep both devices as they are: \
+                 docs/failures.md (a lost table of volumes)",
             ));
         }
         news.retain(|told| !cache.table_logged.contains(told));

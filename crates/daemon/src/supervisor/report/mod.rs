@@ -79,7 +79,7 @@ fn look(shared: &Mutex<Shared>, fronts: Option<&Fronts>, started: Instant, work:
             let told: Vec<_> = absent.into_iter().chain(failed.or(device)).chain(nodes).collect();
             cache.reason = (!told.is_empty()).then(|| told.join("; "));
         } else if engine.is_some() {
-            cache.reason = Some("its engine does not answer at present".to_owned());
+            cache.reason = Some("its engine does not answer".to_owned());
         }
     }
     let exported = |entry| fronts.map_or_else(Vec::new, |fronts| exported(fronts, entry));
@@ -206,7 +206,7 @@ fn volume(
     let (state, reason, facts) = match &entry.state {
         VolumeState::Waiting(failure) => ("waiting", Some(failure.to_string()), None),
         VolumeState::Attaching => ("attaching", None, None),
-        VolumeState::Releasing => ("releasing", Some("it goes with its cache".to_owned()), None),
+        VolumeState::Releasing => ("releasing", Some("it is being released with its cache".to_owned()), None),
         VolumeState::Removed => ("removed", None, None),
         VolumeState::Stopped => {
             let name = entry.display_name();

@@ -13,20 +13,21 @@ pub fn not_served(entry: &VolumeEntry) -> Failure {
     let failure = Failure::new(Kind::NotFound, format!("{name} is not served"));
     match &entry.state {
         VolumeState::Waiting(reason) | VolumeState::Failed(reason) => {
-            let next = reason.next.as_deref().unwrap_or("mend that, or `bcached remove` it").to_owned();
+            let next = reason.next.as_deref().map(str::to_owned);
+            let next = next.unwrap_or_else(|| format!("fix that, or `bcached remove {name}`"));
             failure.why(reason.reason()).next(next)
         }
         VolumeState::Stopped => {
-            failure.why("somebody has stopped it").next(format!("`bcached add {name}` serves it again"))
+            failure.why("it was stopped on request").next(format!("`bcached add {name}` serves it again"))
         }
         VolumeState::Releasing => failure
             .why("it is being released with its cache")
-            .next("`bcached import` takes that back when it has ended"),
+            .next("`bcached import` takes the cache back when the release has ended"),
         VolumeState::Removed => {
-            failure.why("somebody has removed it").next(format!("`bcached add {name}` serves it again"))
+            failure.why("it was removed").next(format!("`bcached add {name}` serves it again"))
         }
         VolumeState::Served(_) | VolumeState::Attaching => {
-            failure.why("its cache takes it up at this moment").next("ask again in a moment")
+            failure.why("its cache is attaching it").next("try again in a moment")
         }
     }
 }
@@ -34,14 +35,14 @@ pub fn not_served(entry: &VolumeEntry) -> Failure {
 /// Returns the reason for a volume whose cache recovers.
 pub fn its_cache_opens() -> Failure {
     Failure::new(Kind::NotFound, "its cache is not open yet")
-        .next("it is served when that is; `bcached status` says how far it is")
+        .next("it is served when the cache is open; `bcached status` shows the progress")
 }
 
 /// Returns the reason for a volume that is about to be served without its cache, which takes a
 /// moment.
 pub fn goes_without() -> Failure {
     Failure::new(Kind::NotFound, "it is about to be served without a cache")
-        .next("`bcached status` says when it is")
+        .next("`bcached status` shows when it is")
 }
 
 /// Returns what it means for the volume with `superblock` that its cache is missing. `name` is the
@@ -53,7 +54,7 @@ pub fn missing_cache(superblock: &BackingSuperblock, name: Option<&str>) -> Fail
     match superblock.state() {
         BackingState::Dirty => {
             failure(format!("its newest data is in the cache set {set}, which is missing"))
-                .next("connect the cache's device; without it the volume holds old data")
+                .next("connect the cache's device; without the cache the volume holds old data")
         }
         BackingState::None => {
             failure(format!("its cache{name} is missing")).next("connect the cache's device")
@@ -68,22 +69,22 @@ pub fn missing_cache(superblock: &BackingSuperblock, name: Option<&str>) -> Fail
 /// of it is dirty there.
 pub fn goes_without_soon(waits: Failure, wait: Duration) -> Failure {
     let wait = Value::Time(wait);
-    let mend = if waits.kind == Kind::DeviceFails { "mend" } else { "connect" };
+    let mend = if waits.kind == Kind::DeviceFails { "repair" } else { "connect" };
     waits.next(format!(
-        "{mend} the cache's device: after {wait} it is served without that, which is cold then"
+        "{mend} the cache's device: after {wait} the volume is served without its cache, which is then cold for it"
     ))
 }
 
 /// Returns the failure for the cache devices `one` and `other`, which cannot be told apart.
 pub fn two_of_one_set(one: &str, other: &str, set: Uuid) -> Failure {
     Failure::new(Kind::SameDevice, format!("cannot serve {one}"))
-        .why(format!("it is the cache set {set}, and so is {other}: two devices bear the same UUID"))
-        .next("one is a copy of the other: serve the one that was in use, and take the other away")
+        .why(format!("it is the cache set {set}, and so is {other}: two devices have the same UUID"))
+        .next("one is a copy of the other: serve the one that was in use, and remove the other")
 }
 
 /// Returns the reason for a volume whose cache will not be served because of `failure`.
 pub fn cache_not_served(failure: &Failure) -> Failure {
-    let next = failure.next.as_deref().unwrap_or("`bcached status` says what is the matter with it");
+    let next = failure.next.as_deref().unwrap_or("`bcached status` shows what is wrong with it");
     // The advice of the failure is put at the end of the whole sentence.
     Failure::new(failure.kind, "its cache is not served").why(failure.reason()).next(next)
 }
@@ -94,15 +95,17 @@ pub fn cache_damaged(superblock: &BackingSuperblock, cache: &str, failure: &Fail
     let refused = cache_not_served(failure);
     let says = match superblock.state() {
         BackingState::Dirty => {
-            "the backing device says dirty, so its newest data is in that cache; how much is not known"
+            "the backing device's superblock says dirty, so the newest data is in that cache; the amount is unknown"
         }
-        BackingState::Clean => "the backing device says clean, so all of its data is there",
+        BackingState::Clean => {
+            "the backing device's superblock says clean, so all data is on the backing device"
+        }
         BackingState::None | BackingState::Stale => return refused,
     };
     let what = failure.why.as_deref().unwrap_or("it cannot be read").to_owned();
     Failure::new(failure.kind, format!("its cache {cache} is not served: {what}"))
         .why(says)
-        .next(failure.next.as_deref().unwrap_or("`bcached check` says what that costs").to_owned())
+        .next(failure.next.as_deref().unwrap_or("`bcached check` shows the extent of the damage").to_owned())
 }
 
 /// Returns the reason for a volume whose cache's device has no bcache superblock, and may have been
@@ -115,7 +118,8 @@ pub fn cache_has_no_superblock(superblock: &BackingSuperblock, reason: &Failure)
     Failure::new(reason.kind, format!("its newest data is in the cache set {set}, which is missing"))
         .why(reason.reason())
         .next(
-            "do not make that device anew; docs/failures.md (A cache whose superblock is damaged) says how it is brought back",
+            "do not run `make` on that device; docs/failures.md (A cache whose superblock is damaged) \
+             describes how to recover the cache",
         )
 }
 
@@ -129,7 +133,7 @@ pub fn cache_waits(superblock: &BackingSuperblock, cache: Option<&str>, reason: 
         _ => return missing_cache(superblock, cache),
     }
     let cache = cache.map_or_else(String::new, |cache| format!(" {cache}"));
-    let next = reason.next.as_deref().unwrap_or("it is taken up when it is given up").into();
+    let next = reason.next.as_deref().unwrap_or("it is used as soon as it is released").into();
     Failure { what: format!("its cache{cache} is in use").into(), next: Some(next), ..reason.clone() }
 }
 
@@ -137,11 +141,11 @@ pub fn cache_waits(superblock: &BackingSuperblock, cache: Option<&str>, reason: 
 fn failing_cache(superblock: &BackingSuperblock, cache: Option<&str>, reason: &Failure) -> Failure {
     let cache = cache.map_or_else(String::new, |cache| format!(" {cache}"));
     let set = superblock.set_uuid();
-    let mend = reason.next.as_deref().unwrap_or("mend the cache's device, which is tried again");
+    let mend = reason.next.as_deref().unwrap_or("repair the cache's device; bcached tries it again");
     let (what, next) = match superblock.state() {
         BackingState::Dirty => (
             format!("its newest data is in the cache set {set}, whose device fails"),
-            format!("{mend}; without it the volume holds old data"),
+            format!("{mend}; without the cache the volume holds old data"),
         ),
         _ => (format!("the device of its cache{cache} fails"), mend.to_owned()),
     };
@@ -167,7 +171,7 @@ impl Table {
             let name = cache.name.as_ref().unwrap_or(&cache.device);
             match &cache.state {
                 CacheState::Waiting(failure) => Some(format!("cache {name}: {failure}")),
-                CacheState::Opening { .. } => Some(format!("cache {name}: it is still opening")),
+                CacheState::Opening { .. } => Some(format!("cache {name} is still opening")),
                 _ => None,
             }
         });
@@ -175,7 +179,7 @@ impl Table {
             let name = volume.display_name();
             match &volume.state {
                 VolumeState::Waiting(failure) => Some(format!("volume {name}: {failure}")),
-                VolumeState::Attaching => Some(format!("volume {name}: its cache still takes it up")),
+                VolumeState::Attaching => Some(format!("volume {name}: its cache is still attaching it")),
                 _ => None,
             }
         });

@@ -33,7 +33,7 @@ fn a_wait_for_volumes_ends_when_each_has_come_or_cannot() {
     table.caches[0].state = CacheState::Open { set: SET, engine, io: String::new(), thread };
     table.volumes[0].state = VolumeState::Failed(failure(Kind::NotBcache));
     // A volume that can still come is waited for first.
-    let waits = Arrival::Waits("two is not served: its device was not looked for yet".to_owned());
+    let waits = Arrival::Waits("two is not served: its device has not been looked for yet".to_owned());
     assert_eq!(table.arrival(0, Duration::ZERO), waits);
     assert_eq!(kind(table.arrival(0, LONG)), Some(Kind::TimeLimit));
     table.volumes[1].state = VolumeState::Stopped;

@@ -64,7 +64,7 @@ fn what_is_being_released_is_neither_added_nor_imported() {
         let failure = outcome.expect_err("it goes away");
         assert_eq!(failure.kind.exit(), 3, "{failure}");
         assert!(
-            failure.to_string().contains(&format!("release of fast goes on (job {number})")),
+            failure.to_string().contains(&format!("fast is still being released (job {number})")),
             "{failure}"
         );
     };

@@ -117,7 +117,7 @@ fn another_signal_ends_the_wait_for_an_engine() {
         said.contains("the cache on /nonexistent/fast could not be stopped in order: no answer"),
         "{said}"
     );
-    assert!(said.contains("and another signal came"), "{said}");
+    assert!(said.contains("and another signal arrived"), "{said}");
     assert_eq!(failure.kind.exit(), 4);
 }
 

@@ -62,7 +62,7 @@ impl Supervisor {
         let opens = shared.table.caches.iter().any(|cache| matches!(cache.state, CacheState::Opening { .. }));
         let missing = self.config.flash.iter().filter(|flash| flash.served && !is_known(flash.uuid));
         let state = |flash: &Flash| State {
-            why: "it lives in a cache alone, and no open cache has it".to_owned(),
+            why: "it is a flash-only volume, and no open cache holds it".to_owned(),
             coming: (!all_settled).then_some(Coming { wait: flash.wait, is_sure: opens }),
         };
         missing.map(|flash| (flash.name.clone(), state(flash))).collect()
@@ -89,10 +89,10 @@ fn state(entry: &VolumeEntry, opens: bool) -> Option<State> {
     let coming = |is_sure| Some(Coming { wait: entry.wait, is_sure }).filter(|_| entry.again.is_none());
     let (why, coming) = match &entry.state {
         VolumeState::Served(_) | VolumeState::Removed | VolumeState::Releasing => return None,
-        VolumeState::Attaching => ("its cache takes it up at this moment".to_owned(), coming(true)),
+        VolumeState::Attaching => ("its cache is attaching it".to_owned(), coming(true)),
         VolumeState::Waiting(failure) => (failure.to_string(), coming(opens)),
         VolumeState::Failed(failure) => (failure.to_string(), None),
-        VolumeState::Stopped => ("somebody has stopped it".to_owned(), None),
+        VolumeState::Stopped => ("it was stopped on request".to_owned(), None),
     };
     Some(State { why, coming })
 }

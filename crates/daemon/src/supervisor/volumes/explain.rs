@@ -46,13 +46,13 @@ pub fn ask(shared: Arc<Mutex<Shared>>) -> AskExplain {
         let (explained, now) = receive.recv_timeout(LIMIT).map_err(|_| silent())?;
         let explained = explained.map_err(|error| match error {
             Error::Range { volume_sectors, .. } => {
-                Failure::new(Kind::Usage, format!("{name} has no byte {offset}"))
-                    .why(format!("it is {} large", exact(volume_sectors * 512)))
-                    .next("name an offset before that")
+                Failure::new(Kind::Usage, format!("offset {offset} is beyond the end of {name}"))
+                    .why(format!("its size is {}", exact(volume_sectors * 512)))
+                    .next("give an offset below its size")
             }
-            error => Failure::new(Kind::Io, format!("where that is cannot be told of {name}"))
+            error => Failure::new(Kind::Io, format!("cannot look up offset {offset} of {name}"))
                 .why(error.to_string())
-                .next("`bcached status` names what of the index cannot be read"),
+                .next("`bcached status` shows which part of the index cannot be read"),
         })?;
         let within = offset % 512;
         let (state, place) = match explained.whereabouts {
@@ -98,7 +98,7 @@ fn why_not(now: &VolumeInfo, explained: &Explained) -> Vec<String> {
     }
     if now.course.keeps_out() {
         why.push(
-            "it is on its way to or from its cache, or to another size: nothing new is cached meanwhile"
+            "the volume is being attached, detached or resized: nothing new is cached until that has ended"
                 .to_owned(),
         );
     }
@@ -109,7 +109,9 @@ fn why_not(now: &VolumeInfo, explained: &Explained) -> Vec<String> {
     let rules = (now.mode, now.options.sequential_cutoff);
     why.extend(kept_out.into_iter().map(|(traffic, reason)| kept_out_by(traffic, reason, rules)));
     if why.is_empty() {
-        why.push("nothing keeps it out: it was not asked for yet, or has been evicted".to_owned());
+        why.push(
+            "nothing keeps it out of the cache: it has not been requested yet, or was evicted".to_owned(),
+        );
     }
     why
 }
@@ -121,14 +123,14 @@ fn kept_out_by(
     (mode, cutoff): (CacheMode, u64),
 ) -> String {
     let (noun, they) = if requests == 1 { ("request", "it") } else { ("requests", "they") };
-    let were = if requests == 1 { "was" } else { "were" };
+    let (were, them) = if requests == 1 { ("was", "it") } else { ("were", "them") };
     let rule = match reason {
-        Bypass::OnItsWay => format!("{they} came while the volume was on its way to or from its cache"),
+        Bypass::OnItsWay => format!("{they} came while the volume was being attached or detached"),
         Bypass::Failing => {
             format!("{they} came after the cache device had failed too often (io_error_limit)")
         }
         Bypass::Full => format!("{they} came while too much of the cache was dirty"),
-        Bypass::Mode => format!("its cache mode, {}, keeps them out", mode.name()),
+        Bypass::Mode => format!("its cache_mode, {}, keeps {them} out", mode.name()),
         Bypass::Sequential => {
             let cutoff = human(cutoff);
             format!("{they} {were} part of streams of {cutoff} or more (sequential_cutoff)")
@@ -137,7 +139,8 @@ fn kept_out_by(
             "{they} came while the cache device was slow (congested_read_threshold_us, congested_write_threshold_us)"
         ),
     };
-    format!("since it is served {requests} {noun} ({}) went past the cache: {rule}", human(bytes))
+    let bytes = human(bytes);
+    format!("since the volume was put into service, {requests} {noun} ({bytes}) bypassed the cache: {rule}")
 }
 
 #[cfg(test)]
@@ -154,13 +157,13 @@ mod tests {
         };
         assert_eq!(
             told(2, Bypass::Sequential),
-            "since it is served 2 requests (8 KiB) went past the cache: they were part of streams of 4 MiB or more \
-             (sequential_cutoff)"
+            "since the volume was put into service, 2 requests (8 KiB) bypassed the cache: they were part of \
+             streams of 4 MiB or more (sequential_cutoff)"
         );
         assert_eq!(
             told(1, Bypass::Congested),
-            "since it is served 1 request (8 KiB) went past the cache: it came while the cache device was slow \
-             (congested_read_threshold_us, congested_write_threshold_us)"
+            "since the volume was put into service, 1 request (8 KiB) bypassed the cache: it came while the cache \
+             device was slow (congested_read_threshold_us, congested_write_threshold_us)"
         );
     }
 }

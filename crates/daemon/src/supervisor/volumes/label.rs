@@ -17,12 +17,14 @@ use bcached_format::Label;
 pub fn read(typed: &str, runtime: bool) -> Result<Label, Failure> {
     let refused = |why: &str| Failure::new(Kind::Usage, "cannot set label").why(why).option(LABEL);
     if runtime {
-        return Err(refused("the device keeps it, so it is not for a time").next("leave --runtime out"));
+        return Err(refused("the label is stored on the device, so it cannot be set for this run only")
+            .next("leave out --runtime"));
     }
     if typed.contains(names::is_unseen) {
-        return Err(refused("it has a control character, or another that cannot be seen"));
+        return Err(refused("it contains a control character or another invisible character"));
     }
-    Label::from_text(typed).ok_or_else(|| refused("it is longer than 32 bytes").next("give it a shorter one"))
+    Label::from_text(typed)
+        .ok_or_else(|| refused("it is longer than 32 bytes").next("choose a shorter label"))
 }
 
 impl Supervisor {
@@ -36,19 +38,21 @@ impl Supervisor {
         let name = entry.display_name();
         let VolumeState::Served(info) = &entry.state else {
             let failure = Failure::new(Kind::NotFound, format!("cannot set the label of {name}"))
-                .why("it is written to its device, and the volume is not served");
+                .why("the label is written to its device, and the volume is not served");
             return Err(match &entry.state {
                 VolumeState::Stopped => failure.next(format!("`bcached add {name}` serves it again")),
-                _ => failure.next("`bcached status` says what it waits for"),
+                _ => failure.next("`bcached status` shows why it is not served"),
             });
         };
         if let Some(other) = self.other_called(entry, label) {
-            notes.push(format!("{other} goes by that, too: call them by their names or UUIDs"));
+            notes.push(format!(
+                "{other} has that name or label, too: refer to these volumes by their names or UUIDs"
+            ));
         }
         let is_named = self.config.volumes.iter().any(|volume| volume.name.as_deref() == Some(name))
             || self.config.flash.iter().any(|flash| flash.name == name);
         if !is_named && label.to_string() != name && info.label != label {
-            notes.push(format!("{name} is called so until the next start"));
+            notes.push(format!("{name} keeps this name until the next start"));
         }
         Ok(Some(label).filter(|label| info.label != *label))
     }
@@ -84,9 +88,9 @@ impl Supervisor {
         if let Some(other) = self.other_called(entry, info.label) {
             tracing::warn!(
                 event = "label-of-another",
-                "{name}: its label is {label:?}, which is also the name or the label of volume {other}. If two devices have \
-                 exchanged their paths, stop bcached and name them by UUID= in the configuration; else give one of the \
-                 volumes another label"
+                "{name}: its label {label:?} is also the name or the label of volume {other}. If two devices have \
+                 exchanged their paths, stop bcached and name them by UUID= in the configuration; otherwise give one \
+                 of the volumes another label"
             );
         }
     }
@@ -106,14 +110,14 @@ impl Supervisor {
         };
         let name = entry.display_name();
         outcome.map_err(|error| {
-            let failure = Failure::new(Kind::Io, format!("the label of {name} could not be written"))
+            let failure = Failure::new(Kind::Io, format!("cannot write the label of {name}"))
                 .why(error.to_string())
-                .next("`bcached show` of its device says which it has");
+                .next("`bcached show` on its device shows which label it has");
             tracing::error!(event = "label-failed", "{failure}");
             failure
         })?;
         self.publish(&entry);
-        tracing::info!(event = "label-set", "{name}: its label is {label:?} now");
+        tracing::info!(event = "label-set", "{name}: its label is now {label:?}");
         Ok(())
     }
 }

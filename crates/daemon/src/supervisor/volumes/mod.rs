@@ -131,7 +131,7 @@ impl Supervisor {
             let name = self.shared().table.volumes[index].display_name().to_owned();
             tracing::warn!(
                 event = "volume-without-cache",
-                "volume {name}: it is served without its cache, and what that holds of it is void: {lacked}"
+                "volume {name} is served without its cache, and its data there is no longer valid: {lacked}"
             );
         }
         Ok(state)
@@ -184,8 +184,8 @@ impl Supervisor {
             let (name, device) = (entry.display_name(), entry.backing.as_deref().unwrap_or_default());
             tracing::warn!(
                 event = "volume-cut-short",
-                "volume {name}: data of it is cached behind the end of {device}: was that cut short? It is served as \
-                 long as it is now"
+                "volume {name}: data of it is cached beyond the end of {device}: was the device cut short? The volume \
+                 is served with the device's present size"
             );
         }
         self.export(&entry);

@@ -139,8 +139,8 @@ impl Table {
             Why::Perhaps(cache) => reasons::cache_waits(superblock, None, &reason(cache)),
             Why::Failed(cache) => reasons::cache_not_served(&reason(cache)),
             Why::Former => reasons::missing_cache(superblock, None),
-            Why::NoCache => reasons::no_cache("no cache for it is served", superblock)
-                .next("say which with `cache = \"NAME\"` in its section, or serve that set too"),
+            Why::NoCache => reasons::no_cache("none of the caches can be chosen for it", superblock)
+                .next("name its cache with `cache = \"NAME\"` in its section, or serve that set, too"),
         }
     }
 

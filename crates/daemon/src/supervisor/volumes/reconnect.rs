@@ -159,7 +159,7 @@ impl Supervisor {
         let (Some(device), Some(uuid)) = (&entry.backing, entry.uuid) else { return };
         let absent = self.returns.absent.entry(volume).or_insert_with(Absent::since_now);
         let gone = format!(
-            "{device} is gone: the system has it no more; it is taken up again when a device with its UUID comes"
+            "{device} is gone: the system no longer has it; it is used again when a device with its UUID appears"
         );
         if is_gone && absent.goes() {
             tracing::error!(event = "device-gone", "volume {}: {gone}", entry.display_name());
@@ -231,7 +231,7 @@ impl Supervisor {
                 self.not_taken(volume, engine_error::of_return(name, &path, error), Absent::refused);
             }
             Err(NotTaken::Busy(limit)) => {
-                let why = format!("requests of it have not ended for {} s", limit.as_secs());
+                let why = format!("its requests are still in flight after {} s", limit.as_secs());
                 let failure = engine_error::not_taken_up(name, &path).why(why);
                 self.not_taken(volume, failure, Absent::refused);
             }
@@ -244,7 +244,7 @@ impl Supervisor {
                 if let Some(error) = lost {
                     tracing::error!(
                         event = "flush-failed",
-                        "{name}: what was not flushed by who wrote it may be lost: {error}"
+                        "{name}: writes that clients have not flushed may be lost: {error}"
                     );
                 }
             }

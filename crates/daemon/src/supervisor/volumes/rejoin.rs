@@ -69,8 +69,10 @@ impl Supervisor {
 
     /// Cancels a wait.
     pub fn stop_waiting(&self, number: u64) {
-        let failure = Failure::new(Kind::Cancelled, "it is not waited for any more")
-            .why("nothing goes back to a cache that is dead: its volumes come to the new device as soon as they can")
+        let failure = Failure::new(Kind::Cancelled, "the wait for its volumes was cancelled")
+            .why(
+                "the replacement is not undone, and its volumes attach to the new device as soon as they can",
+            )
             .next("`bcached status` shows them; the same command waits again");
         self.end_job(number, Err(failure));
     }
@@ -81,17 +83,18 @@ impl Table {
     pub fn arrival(&self, cache: usize, waited: Duration) -> Arrival {
         let entry = &self.caches[cache];
         let name = entry.display_name();
-        let not_all = || format!("{name} is another device now, and not all of its volumes are on that");
+        let not_all =
+            || format!("{name} is on a new device, but not all of its volumes are attached to that");
         if !entry.is_real() || entry.former_of.is_some() {
             let failure = Failure::new(Kind::Cancelled, not_all());
-            return Arrival::Fails(failure.why("somebody has released or replaced it meanwhile"));
+            return Arrival::Fails(failure.why("it was released or replaced during the wait"));
         }
         let volumes: Vec<_> = self.coming_to(cache).collect();
         let patience = volumes.iter().map(|entry| entry.wait).max().unwrap_or(bcached_config::WAIT_DEFAULT);
         let is_late = waited >= patience.saturating_add(without_cache::MOMENT);
         let late = |why: String| {
             Failure::new(Kind::TimeLimit, not_all()).why(why).next(
-                "it goes on with that by itself: `bcached status` shows it, and the same command waits again",
+                "the rest follows automatically; `bcached status` shows it, and the same command waits again",
             )
         };
         match &entry.state {
@@ -143,7 +146,7 @@ impl Table {
 
 /// The failure: the new device cannot be used.
 fn of_device(failure: &Failure) -> Failure {
-    let next = failure.next.as_deref().unwrap_or("`bcached status` says how it stands");
+    let next = failure.next.as_deref().unwrap_or("`bcached status` shows its state");
     Failure::new(failure.kind, "the new device is not served").why(failure.reason()).next(next)
 }
 
@@ -159,15 +162,15 @@ impl VolumeEntry {
                     .next(format!("`bcached attach {name}` tries again")),
             ),
             VolumeState::Served(_) if self.lack.is_some() => {
-                Arrival::Waits(format!("{name} is served without a cache still"))
+                Arrival::Waits(format!("{name} is still served without a cache"))
             }
             // It is on a cache that its section does not name.
             VolumeState::Served(_) => Arrival::Done,
-            VolumeState::Attaching => Arrival::Waits(format!("the new cache takes {name} up")),
+            VolumeState::Attaching => Arrival::Waits(format!("the new cache is attaching {name}")),
             VolumeState::Waiting(why) => Arrival::Waits(format!("{name} is not served: {why}")),
             VolumeState::Failed(why) => {
-                let next = why.next.as_deref().unwrap_or("`bcached status` says how it stands");
-                let what = format!("{name} has not come to the new device");
+                let next = why.next.as_deref().unwrap_or("`bcached status` shows its state");
+                let what = format!("{name} is not attached to the new device");
                 Arrival::Fails(Failure::new(why.kind, what).why(why.reason()).next(next))
             }
             VolumeState::Releasing | VolumeState::Removed | VolumeState::Stopped => Arrival::Done,

@@ -84,7 +84,7 @@ impl Supervisor {
         planned.work = Some(Work::MovesTo(cache));
         let begun = self.carry_out(volume, Verb::Attach, planned)?;
         let (name, number) = (entry.display_name(), begun.id.unwrap_or_default());
-        tracing::info!(event = "job-begun", "{name}: its cache is back: it is attached (job {number})");
+        tracing::info!(event = "job-begun", "{name}: its cache is back: attaching it (job {number})");
         Ok(())
     }
 
@@ -121,24 +121,26 @@ impl VolumeEntry {
         let what = format!("its cache{cache} (set {})", lack.set);
         Some(if lack.is_given_up {
             format!(
-                "{what} is back, and it could not be attached: the log says why; `bcached attach {name}` tries again"
+                "{what} is back, but the volume could not be attached to it: the log says why; \
+                 `bcached attach {name}` tries again"
             )
         } else {
-            let back = |when| format!("it goes back to it when the device {when}");
+            let back = |when| format!("the volume is attached again when the cache's device {when}");
             let (is, then) = match lack.why.kind {
                 // It is not waited for: no returning device repairs it.
                 Kind::Damaged => {
                     let next =
-                        lack.why.next.as_deref().unwrap_or("`bcached check` says what is damaged there");
-                    (format!("is there, and refused ({})", lack.why.reason()), next.to_owned())
+                        lack.why.next.as_deref().unwrap_or("`bcached check` shows what is damaged there");
+                    (format!("is present, but refused ({})", lack.why.reason()), next.to_owned())
                 }
                 Kind::DeviceFails => ("cannot be read or written".to_owned(), back("works again")),
                 Kind::TimeLimit => ("does not answer".to_owned(), back("answers")),
                 _ => ("is missing".to_owned(), back("is connected")),
             };
             format!(
-                "{what} {is}: it is served without it, at its backing device's pace, and what that holds of it is void; {then}; \
-                 `bcached replace` gives it another, `bcached detach {name}` none"
+                "{what} {is}: the volume is served without it, at the speed of its backing device, and its data in \
+                 that cache is no longer valid; {then}; `bcached replace` puts another device in its place, \
+                 `bcached detach {name}` leaves the volume without a cache"
             )
         })
     }

@@ -23,12 +23,12 @@ pub static BACKING: &[File] = &[
     File::deed("clear_stats", Deed::ClearStats),
     File::deed("detach", Deed::Detach),
     File::of_member("dirty_data", |member| size(member.facts.dirty.counted())),
-    fixed("io_disable", Kind::Flag, |_| "0".to_owned(), "`bcached stop VOLUME` ends service in order"),
+    fixed("io_disable", Kind::Flag, |_| "0".to_owned(), "use `bcached stop VOLUME` to end service in order"),
     fixed(
         "io_error_limit",
         Kind::Number(0, NEVER),
         |_| NEVER.to_string(),
-        "a disk that fails is not given up: `on_backing_error` says what becomes of requests meanwhile",
+        "a failing disk is not given up: `on_backing_error` decides what happens to requests",
     ),
     File::of_member("io_errors", |member| member.numbers.io_errors.unwrap_or_default().to_string()),
     label(),
@@ -40,7 +40,7 @@ pub static BACKING: &[File] = &[
         "readahead_cache_policy",
         Kind::Choice(POLICIES),
         |_| choice(POLICIES, "all"),
-        "nobody says of a request that it is read-ahead: it is cached like any read",
+        "read-ahead cannot be told from other reads, and is cached like them",
     ),
     File { name: "running", read: Read::Member(|_| "1".to_owned()), write: Write::Deed(Deed::Run) },
     File::option(Scope::Volume, "sequential_cutoff"),
@@ -50,7 +50,7 @@ pub static BACKING: &[File] = &[
         "stop_when_cache_set_failed",
         Kind::Choice(ON_FAILURE),
         |_| choice(ON_FAILURE, "auto"),
-        "nothing is stopped: `on_cache_error` says what becomes of requests",
+        "nothing is stopped: `on_cache_error` decides what happens to requests",
     ),
     File::of_member("stripe_size", |member| {
         let writeback = member.facts.writeback.as_ref();
@@ -58,7 +58,7 @@ pub static BACKING: &[File] = &[
     }),
     File::option(Scope::Volume, "writeback_consider_fragment"),
     File::option(Scope::Volume, "writeback_delay"),
-    fixed("writeback_metadata", Kind::Flag, |_| "1".to_owned(), "it has no effect in the kernel, either"),
+    fixed("writeback_metadata", Kind::Flag, |_| "1".to_owned(), "it has no effect, as in the kernel"),
     File::option(Scope::Volume, "writeback_percent"),
     File {
         name: "writeback_rate",
@@ -90,7 +90,7 @@ pub static FLASH: &[File] = &[
     },
     File::refused(
         "unregister",
-        "that would delete all that it holds: `bcached remove` it, and then `bcached forget` it",
+        "that would delete all of its data: use `bcached remove`, then `bcached forget`",
     ),
 ];
 

@@ -5,11 +5,12 @@ use super::{Deed, File, Read, Set, Write};
 use bcached_config::options::Scope;
 use bcached_config::options::value::Kind;
 
-const NOT_FOR_A_TIME: &str = "what is served is served again after a restart: `bcached add NAME --backing DEV`, or `bcached import DEV`, does that";
+const NOT_FOR_A_TIME: &str =
+    "registration must outlast a restart: use `bcached add NAME --backing DEV` or `bcached import DEV`";
 
 /// The files beside the sets.
 pub static TOP: &[File] = &[
-    File::refused("pendings_cleanup", "nothing is stopped here that is not named: `bcached remove` each"),
+    File::refused("pendings_cleanup", "only named volumes are stopped: use `bcached remove` for each"),
     File::refused("register", NOT_FOR_A_TIME),
     File::refused("register_quiet", NOT_FOR_A_TIME),
 ];
@@ -30,7 +31,7 @@ pub static SET: &[File] = &[
         read: Read::Set(|_| choice(ERRORS, "unregister")),
         write: Write::Fixed(
             Kind::Choice(ERRORS),
-            "a set that fails stops writing, and nothing else: `on_cache_error` of each volume says what becomes of requests",
+            "a failed set only stops writing: `on_cache_error` of each volume decides what happens to requests",
         ),
     },
     File::deed("flash_vol_create", Deed::CreateFlash),
@@ -40,11 +41,14 @@ pub static SET: &[File] = &[
     File::of_set("root_usage_percent", |set| set.numbers.root_usage_percent.to_string()),
     File::refused(
         "stop",
-        "`bcached stop VOLUME` for each, or `bcached release` the set with all that is on it",
+        "use `bcached stop VOLUME` for each volume, or `bcached release` for the set with its volumes",
     ),
-    fixed_flag("synchronous", "1", "without a journal everything would be void at the next start"),
+    fixed_flag("synchronous", "1", "without a journal, the whole cache would be invalid at the next start"),
     File::of_set("tree_depth", |set| set.counts.tree_depth.to_string()),
-    File::refused("unregister", "`bcached detach` each of its volumes, and then `bcached release` the set"),
+    File::refused(
+        "unregister",
+        "use `bcached detach` for each of its volumes, then `bcached release` for the set",
+    ),
 ];
 
 const ERRORS: &[&str] = &["unregister", "panic"];
@@ -53,8 +57,8 @@ const ERRORS: &[&str] = &["unregister", "panic"];
 const LARGE_BUCKET_BYTES: u64 = 32 << 20;
 
 const GC: &str =
-    "what is free is known without a pass over the tree, and passes come beside requests, when they are due";
-const NODES: &str = "nodes have the share of `memory` that was said";
+    "free buckets are known without a pass over the tree; passes run beside requests when they are due";
+const NODES: &str = "btree nodes have their configured share of `memory`";
 
 /// The files of `internal`.
 pub static INTERNAL: &[File] = &[
@@ -85,7 +89,7 @@ pub static INTERNAL: &[File] = &[
     File::of_set("btree_used_percent", |set| set.numbers.btree_used_percent.to_string()),
     // A bucket that is being read is never reused.
     File::of_set("cache_read_races", none),
-    fixed_flag("copy_gc_enabled", "1", "moving is what keeps a cache of half empty buckets from being full"),
+    fixed_flag("copy_gc_enabled", "1", "without moving data, a cache of half empty buckets would be full"),
     of_option("cutoff_writeback"),
     of_option("cutoff_writeback_sync"),
     bare("feature_compat", |_| String::new()),
@@ -99,7 +103,7 @@ pub static INTERNAL: &[File] = &[
     fixed_flag("gc_after_writeback", "0", GC),
     fixed_flag("gc_always_rewrite", "0", GC),
     File::option(Scope::Cache, "idle_max_writeback_rate"),
-    fixed_flag("io_disable", "0", "`bcached stop VOLUME` ends service in order"),
+    fixed_flag("io_disable", "0", "use `bcached stop VOLUME` to end service in order"),
     File::refused("prune_cache", NODES),
     File::of_set("reclaim", none),
     File::of_set("reclaimed_journal_buckets", none),

@@ -123,7 +123,7 @@ fn what_is_used_stays() {
 }
 
 #[test]
-#[should_panic(expected = "the node budget is hard")]
+#[should_panic(expected = "the node budget is exceeded: ")]
 fn growing_unasked_beyond_the_budget_is_a_bug_that_shows() {
     let mut cache = cache(NODE_BYTES);
     let slot = enter(&mut cache, 100);

@@ -64,7 +64,7 @@ pub(super) struct Slot {
 /// Memory that the table takes for each bucket, in bytes.
 pub const BYTES_PER_BUCKET: usize = size_of::<Slot>() + Lists::SLOT_BYTES;
 
-const _: () = assert!(BYTES_PER_BUCKET == 25, "each byte of it is a MiB for a TiB in buckets of a MiB");
+const _: () = assert!(BYTES_PER_BUCKET == 25, "each byte costs 1 MiB per TiB in buckets of 1 MiB");
 
 impl Slot {
     pub(super) const fn new(generation: Gen, usage: Usage, touched: u16, length: u16) -> Self {

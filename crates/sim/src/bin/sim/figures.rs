@@ -16,14 +16,14 @@ pub fn print_figures(figures: &Figures, seconds: f64) {
     say!("device operations   {operations:>12} {:>10.0}/s", rate(operations));
     say!("processes           {lives:>12}");
     let Hosting { reopenings, bypasses } = figures.hosting;
-    say!("sets opened again   {reopenings:>12}, past the cache meanwhile {bypasses}");
+    say!("sets reopened       {reopenings:>12}, caches bypassed meanwhile {bypasses}");
     say!("recoveries          {recoveries:>12} {:>10.0}/s", rate(recoveries));
     say!("crashes             {crashes:>12}");
     say!("  inside recoveries {crashes_in_recovery:>12}");
     say!("  three deep        {crashes_in_third:>12}");
     say!("virtual seconds     {:>12.1}", figures.virtual_ns as f64 / 1e9);
     say!("longest poll        {:>12.1} us", figures.longest_ns as f64 / 1e3);
-    say!("{:<34} {:>10} {:>10}", "in the middle of", "times", "crashes");
+    say!("{:<34} {:>10} {:>10}", "phase", "times", "crashes");
     for ((phase, begun), cuts) in Phase::ALL.iter().zip(figures.begun).zip(figures.cuts) {
         say!("{:<34} {begun:>10} {cuts:>10}", phase.name());
     }
@@ -36,7 +36,7 @@ const MISSING_SHOWN: usize = 8;
 fn print_reached(reached: &Reached) {
     reached.table().iter().for_each(|line| say!("{line}"));
     let (all, missing) = (Case::all().count(), reached.missing().count());
-    say!("of {all} cases (with which device has failed) {} were asked for", all - missing);
+    say!("of {all} cases (by failed device), {} were requested", all - missing);
     for case in reached.missing().take(MISSING_SHOWN) {
         say!("  never: {case}");
     }

@@ -37,7 +37,7 @@ pub struct Args {
     /// Print a line for each round, the first half of it when the round begins.
     #[arg(long)]
     rounds: bool,
-    /// Report a failure as it is found, without looking for a shorter way.
+    /// Report a failure as it is found, without shortening it.
     #[arg(long)]
     as_found: bool,
     /// Write the failing workload, shortened if possible, to this new file, for `sim run --script`.
@@ -80,7 +80,7 @@ pub fn hunt(args: &Args) -> Result<bool> {
     let spent = processor_time().as_secs_f64();
     if found.is_some() {
         // The figures of the failing round itself are lost.
-        say!("something was found, told below; of the {} rounds before it:", rounds - 1);
+        say!("a fault was found (see below); figures of the {} rounds before it:", rounds - 1);
     }
     print_figures(&figures, spent);
     let Some((index, mut workload, mut failure)) = found else {

@@ -48,7 +48,7 @@ enum Command {
     /// their bounds.
     BenchModel(bench_model::Args),
     /// Run ten virtual machines on one cache through kills, resets, power cuts and mirror failures,
-    /// and report what each keeps dirty and hits over time.
+    /// and report the dirty data and hits of each over time.
     Machines(machines::Args),
     /// List the systems and workloads, and the drawing.
     List,
@@ -97,7 +97,7 @@ fn sentence(error: &clap::Error) -> String {
     if let Some(no_number) = error.source().and_then(|source| source.downcast_ref::<ParseIntError>()) {
         let wanted = match no_number.kind() {
             IntErrorKind::PosOverflow => "the number is too large",
-            _ => "a whole number is wanted, such as 7",
+            _ => "it must be a whole number, such as 7",
         };
         return words.replace(&no_number.to_string(), wanted);
     }
@@ -108,7 +108,7 @@ fn sentence(error: &clap::Error) -> String {
             format!("{words}: the commands are {}", commands.join(", "))
         }
         ErrorKind::UnknownArgument => {
-            format!("{words}: `{} COMMAND --help` names the options", program::name())
+            format!("{words}: `{} COMMAND --help` lists the options", program::name())
         }
         _ => words.to_owned(),
     }

@@ -24,7 +24,7 @@ pub fn print(text: fmt::Arguments<'_>) {
         if error.kind() == ErrorKind::BrokenPipe {
             exit(CLOSED);
         }
-        let _unread = writeln!(io::stderr(), "sim: cannot write standard output: {error}");
+        let _unread = writeln!(io::stderr(), "sim: cannot write to standard output: {error}");
         exit(2);
     }
 }

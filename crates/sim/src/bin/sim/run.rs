@@ -46,7 +46,7 @@ pub struct Args {
     /// --then.
     #[arg(long)]
     trace: bool,
-    /// Look for a shorter way to the failure.
+    /// Shorten the failing workload.
     #[arg(long)]
     minimise: bool,
     /// Write the workload, shortened if possible, to this new file, for --script.
@@ -80,7 +80,7 @@ impl Args {
                 .collect::<Result<_>>()?;
         }
         if script.cuts.len() > CUTS_MAX {
-            bail!("at most {CUTS_MAX} crashes follow each other, not {}", script.cuts.len());
+            bail!("at most {CUTS_MAX} crashes can follow each other, not {}", script.cuts.len());
         }
         Ok(script)
     }
@@ -156,7 +156,7 @@ fn missed(system: &Rc<dyn System>, workload: &Workload, cuts: &[Cut], reached: u
             let mut rig = rig_for(system, workload)?;
             play(&mut rig, workload)?;
             let points = rig.world.borrow().points();
-            anyhow!("there is no point {point} to crash at: the run has only {points}")
+            anyhow!("there is no point {point} to crash at: the run has only {points} points")
         }
     })
 }

@@ -18,7 +18,7 @@ pub fn check_new(path: Option<&Path>) -> Result<()> {
         // This was only a test: there may be nothing to save.
         Ok(_) => fs::remove_file(path).with_context(cannot),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            bail!("{} exists already: a script is saved to a new file", path.display())
+            bail!("{} already exists: a script is saved only to a new file", path.display())
         }
         Err(error) => Err(error).with_context(cannot),
     }
@@ -26,9 +26,9 @@ pub fn check_new(path: Option<&Path>) -> Result<()> {
 
 /// Writes `workload`, ended by `cuts`, to `path`, and prints the command that runs it on `system`.
 pub fn save(path: &Path, system: &str, workload: &Workload, cuts: &[Cut]) -> Result<()> {
-    Script::of(workload, cuts).save(path).context("not saved")?;
+    Script::of(workload, cuts).save(path).context("the script was not saved")?;
     let (program, file) = (program::name(), program::quoted(path));
-    say!("saved, to be run with: {program} run --system {system} --script {file}");
+    say!("saved; run it with: {program} run --system {system} --script {file}");
     Ok(())
 }
 

@@ -21,7 +21,7 @@ pub fn shorten(system: &Rc<dyn System>, workload: &Workload, failure: Failure) -
 /// Returns the text of the result: its length, the failure, and the remaining steps.
 pub fn told(minimal: &Minimal) -> String {
     let (steps, tries) = (&minimal.workload.steps, minimal.tries);
-    let cut_off = if minimal.cut_off { " (no longer looked for)" } else { "" };
+    let cut_off = if minimal.cut_off { " (the limit, so it may not be the shortest)" } else { "" };
     let failure = minimal.failure.told(&program::name());
     let head = format!("shortened to {} steps in {tries} tries{cut_off}: {failure}", steps.len());
     steps.iter().fold(head, |told, step| format!("{told}\n    {step}"))

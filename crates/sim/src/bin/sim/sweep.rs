@@ -46,13 +46,13 @@ pub struct Args {
     /// Crash inside one in this many recoveries (0: none), instead of what the depth says.
     #[arg(long)]
     recovery_one_in: Option<u64>,
-    /// Report failures as they are found, without looking for a shorter way.
+    /// Report failures as they are found, without shortening them.
     #[arg(long)]
     as_found: bool,
     /// Number of threads.
     #[arg(long, default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..=JOBS_MAX))]
     jobs: usize,
-    /// Go on after a failure.
+    /// Continue after a failure.
     #[arg(long)]
     keep_going: bool,
     /// Write the workload that has failed first, shortened if possible, to this new file, for `sim
@@ -77,14 +77,14 @@ fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
     let wrong = || format!("seeds are given as 0..100, not {text:?}");
     let (first, end) = text.split_once("..").ok_or_else(wrong)?;
     let seeds = first.parse().map_err(|_| wrong())?..end.parse().map_err(|_| wrong())?;
-    if seeds.is_empty() { Err(format!("no seed lies in {text}")) } else { Ok(seeds) }
+    if seeds.is_empty() { Err(format!("there is no seed in {text}")) } else { Ok(seeds) }
 }
 
 fn parse_phase(text: &str) -> Result<Phase, String> {
     let named = Phase::ALL.into_iter().find(|phase| phase.name() == text);
     named.ok_or_else(|| {
         let names = Phase::ALL.map(|phase| format!("{:?}", phase.name()));
-        format!("a crash can come in the middle of {}", names.join(", "))
+        format!("the phases to crash within are {}", names.join(", "))
     })
 }
 
@@ -142,7 +142,7 @@ pub fn sweep_seeds(args: &Args) -> Result<bool> {
     args.what.shape()?;
     let chooses_crashes = args.every.is_some() || !args.within.is_empty() || args.recovery_one_in.is_some();
     if matches!(args.depth, Thoroughness::Whole) && chooses_crashes {
-        bail!("--depth whole crashes nothing: --every, --within and --recovery-one-in do not go with it");
+        bail!("--depth whole crashes nothing, so it excludes --every, --within and --recovery-one-in");
     }
     check_new(args.save.as_deref())?;
     let next = AtomicU64::new(args.seeds.start);
@@ -159,12 +159,15 @@ pub fn sweep_seeds(args: &Args) -> Result<bool> {
                     match sweep_seed(args, seed) {
                         Ok(Ok(figures)) => {
                             passes.fetch_add(1, Ordering::Relaxed);
-                            total.lock().expect("no thread panics with it").add(&figures);
+                            total.lock().expect("no thread panics while it holds the lock").add(&figures);
                         }
                         Ok(Err(found)) => {
                             failures.fetch_add(1, Ordering::Relaxed);
                             say!("seed {seed}: {}", found.told);
-                            first.lock().expect("no thread panics with it").get_or_insert(found);
+                            first
+                                .lock()
+                                .expect("no thread panics while it holds the lock")
+                                .get_or_insert(found);
                         }
                         // The arguments were checked before the first seed.
                         Err(error) => say!("seed {seed}: {error:#}"),
@@ -173,14 +176,14 @@ pub fn sweep_seeds(args: &Args) -> Result<bool> {
             });
         }
     });
-    let figures = *total.lock().expect("no thread panics with it");
+    let figures = *total.lock().expect("no thread panics while it holds the lock");
     let (passes, failures) = (passes.load(Ordering::Relaxed), failures.load(Ordering::Relaxed));
     if failures > 0 {
-        say!("of the {passes} seeds in which nothing was found:");
+        say!("figures of the {passes} seeds without a fault:");
     }
     print_figures(&figures, began.elapsed().as_secs_f64());
     say!("{} seeds, {failures} failed", passes + failures);
-    let first = first.into_inner().expect("no thread panics with it");
+    let first = first.into_inner().expect("no thread panics while it holds the lock");
     if let (Some(path), Some(found)) = (&args.save, first) {
         save_found(path, &args.what.system, &found.workload, &found.failure.cuts);
     }

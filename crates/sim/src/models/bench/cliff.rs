@@ -61,7 +61,7 @@ pub fn run(scale: Scale) -> Vec<Row> {
             "IOPS",
         ),
         Row::at_most("B8", "largest drop between two seconds", 100.0 * drop, 30.0, "%"),
-        Row::at_most("B8", "total / that of a run without a limit of rate", ratio, 1.05, ""),
+        Row::at_most("B8", "total / total without a rate limit", ratio, 1.05, ""),
         Row::tells("B8", "sorted write-back", sorted, "IOPS"),
         Row::tells("B8", "bare disk", bare.iops(), "IOPS"),
         Row::tells("B8", "mean", done.iops(), "IOPS"),
@@ -69,6 +69,6 @@ pub fn run(scale: Scale) -> Vec<Row> {
         Row::tells("B8", "an eighth of the cache: the worst second", drop_and_least(&small_done).1, "IOPS"),
         Row::tells("B8", "an eighth of the cache: largest drop", 100.0 * drop_and_least(&small_done).0, "%"),
         Row::tells("B8", "an eighth of the cache: mean", small_done.iops(), "IOPS"),
-        Row::tells("B8", "the same, the disk without a cache of writes: mean", uncached.iops(), "IOPS"),
+        Row::tells("B8", "the same, disk without a write cache: mean", uncached.iops(), "IOPS"),
     ]
 }

@@ -76,7 +76,7 @@ fn disturb(bed: &mut Bed, disturbance: Option<Disturbance>, region: u64) {
             assert_eq!(
                 std::mem::replace(fail, FAILING_WRITES),
                 0,
-                "write-back has met those of the last hour"
+                "write-back has met the failures of the last hour"
             );
             return;
         }
@@ -87,7 +87,7 @@ fn disturb(bed: &mut Bed, disturbance: Option<Disturbance>, region: u64) {
             set.attach(volume, &Cancel::default()).await
         }),
     };
-    done.expect("nothing stands in its way");
+    done.expect("nothing prevents it");
 }
 
 async fn write(set: &CacheSet, volume: VolumeId, sector: u64) -> Result<(), Error> {
@@ -158,19 +158,19 @@ pub fn run(scale: Scale) -> Vec<Row> {
         Row::at_least("B20", "requests a second, hour 24 / hour 2", last.iops / second.iops, 0.98, ""),
         Row::at_most(
             "B20",
-            "memory of nodes, the day's second half against its first",
+            "growth of node memory, second half of the day",
             grown(nodes(earlier), nodes(later)),
             2.0,
             "%",
         ),
         Row::at_most(
             "B20",
-            "memory of the whole process, hour 24 against 2",
+            "growth of the process's memory, hour 2 to hour 24",
             grown(second.resident_kib, last.resident_kib),
             2.0,
             "%",
         ),
         Row::tells("B20", "requests a second in hour 2", second.iops, ""),
-        Row::tells("B20", "in the slowest hour since", least, ""),
+        Row::tells("B20", "requests a second in the slowest hour from 2 on", least, ""),
     ]
 }

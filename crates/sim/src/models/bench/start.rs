@@ -27,9 +27,9 @@ pub fn run(scale: Scale) -> Vec<Row> {
     let extents = large.dirty_gib * f64::from(1 << 18);
     let times = extents * KERNEL_NS / 1e9 / large.processor;
     rows.extend([
-        Row::at_least("B10", "a kernel's check / that", times, KERNEL_TIMES, ""),
-        Row::tells("B10", "first answer, of a quarter of that", small.answers[0], "s"),
-        Row::tells("B10", "the tree is walked, of a quarter of that", small.walked, "s"),
+        Row::at_least("B10", "time of a kernel's check / that CPU time", times, KERNEL_TIMES, ""),
+        Row::tells("B10", "first answer, a quarter of the size", small.answers[0], "s"),
+        Row::tells("B10", "the tree is walked, a quarter of the size", small.walked, "s"),
     ]);
     rows
 }
@@ -51,14 +51,14 @@ fn rows(id: &'static str, measured: &Measured) -> Vec<Row> {
     vec![
         at_most("first answer after a crash", measured.answers[0], ANSWER_S, "s"),
         at_most("first answer after a second crash, during the walk", measured.answers[1], ANSWER_S, "s"),
-        at_most("memory of the whole set at most", measured.memory_mib, MEMORY_MIB, "MiB"),
+        at_most("maximum memory of the whole set", measured.memory_mib, MEMORY_MIB, "MiB"),
         at_most("first answer with 100,000 random writes in the journal", measured.journalled, ANSWER_S, "s"),
-        tells("memory of nodes at most", measured.nodes_mib, "MiB"),
+        tells("maximum memory of nodes", measured.nodes_mib, "MiB"),
         tells("dirty data", measured.dirty_gib, "GiB"),
         tells("read from the cache device by the first answer", measured.read_mib, "MiB"),
         tells("the tree is walked, after the second crash", measured.walked, "s"),
-        tells("last used by a kernel: first answer", measured.of_a_kernel, "s"),
-        tells("the processor's time of that", measured.processor, "s"),
+        tells("first answer, last used by a kernel", measured.of_a_kernel, "s"),
+        tells("CPU time of that", measured.processor, "s"),
     ]
 }
 
@@ -103,7 +103,7 @@ fn measure(cache: u64) -> Measured {
         *answer = (opened + first.nanoseconds) as f64 / 1e9;
     }
     let (set, began) = (bed.set.clone(), bed.now());
-    bed.block_on(async move { set.walked().await }).expect("the tree is sound");
+    bed.block_on(async move { set.walked().await }).expect("the tree is intact");
     let walked = (bed.now() - began) as f64 / 1e9 + answers[1];
     let nodes_mib = bed.status().node_bytes_max as f64 / f64::from(1 << 20);
     let mut memory = bed.heap();
@@ -113,7 +113,7 @@ fn measure(cache: u64) -> Measured {
     let (mut bed, opened) = bed.crash_and_reopen();
     let journalled = (opened + bed.run(&one).nanoseconds) as f64 / 1e9;
     let set = bed.set.clone();
-    bed.block_on(async move { set.walked().await }).expect("the tree is sound");
+    bed.block_on(async move { set.walked().await }).expect("the tree is intact");
     memory = memory.max(bed.heap());
     let busy_before = bed.world.borrow().cpu_ns();
     let (mut bed, opened) = bed.crash_and_reopen_of_a_kernel();

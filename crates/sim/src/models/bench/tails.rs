@@ -82,7 +82,7 @@ pub fn run(scale: Scale) -> Vec<Row> {
             Row::tells("B7", "passes of gc", stats.gc_passes as f64, ""),
             Row::tells(
                 "B7",
-                "moved, by what was written",
+                "bytes moved / written",
                 stats.moved_bytes as f64 / stats.write_bytes as f64,
                 "",
             ),
@@ -94,16 +94,16 @@ pub fn run(scale: Scale) -> Vec<Row> {
             ),
             Row::tells(
                 "B7",
-                "priorities written, by what was written",
+                "bytes of priorities / written",
                 stats.written.of(bcached_engine::Cause::Priorities) as f64 / stats.write_bytes as f64,
                 "",
             ),
         ]);
     }
-    rows.push(Row::tells("B7", "moved, some blocks written much more often", skewed(scale), ""));
+    rows.push(Row::tells("B7", "bytes moved / written, some blocks much more often", skewed(scale), ""));
     let (back, moved) = written_over(scale);
-    rows.push(Row::at_most("B7", "with write-back: written back, by what was written", back, 0.1, ""));
-    rows.push(Row::tells("B7", "with write-back: moved, by what was written", moved, ""));
+    rows.push(Row::at_most("B7", "with write-back: bytes written back / written", back, 0.1, ""));
+    rows.push(Row::tells("B7", "with write-back: bytes moved / written", moved, ""));
     rows
 }
 

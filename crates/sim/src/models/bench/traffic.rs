@@ -39,7 +39,7 @@ pub fn run(scale: Scale) -> Vec<Row> {
     let durable = amplification(scale, |load| (load.depth, load.until, load.fua) = (1, few, true));
     vec![
         Row::at_most("B12", "SSD bytes per user byte, depth 32", deep, 1.13, ""),
-        Row::tells("B12", "the same, a flush each 1000 writes or so", flushed, ""),
+        Row::tells("B12", "the same, a flush about every 1000 writes", flushed, ""),
         Row::at_most("B12", "depth 1 (0.5 x the kernel's 2.2)", alone, 0.5 * KERNEL_DEPTH_1, ""),
         Row::at_most("B12", "depth 1, each write durable (1.05 x 2.2)", durable, 1.05 * KERNEL_DEPTH_1, ""),
     ]

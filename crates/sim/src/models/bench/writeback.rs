@@ -69,6 +69,6 @@ pub fn run(scale: Scale) -> Vec<Row> {
         Row::at_least("B9", "the model of the kernel / ours", kernel / ours, 5.0, ""),
         Row::tells("B9", "the bound", bound, "s"),
         Row::tells("B9", "the model of the kernel, idle", kernel, "s"),
-        Row::tells("B9", "the same, the disk without a cache of writes", uncached, "s"),
+        Row::tells("B9", "the same, disk without a write cache", uncached, "s"),
     ]
 }

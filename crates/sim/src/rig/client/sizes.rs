@@ -122,7 +122,7 @@ impl Client {
         if is_cut {
             self.are_zero(volume, sectors..former - start);
         } else {
-            self.notice(Fault::Form(format!("volume {volume} is written to behind its new end")));
+            self.notice(Fault::Form(format!("volume {volume} is written to beyond its new end")));
         }
     }
 

@@ -65,7 +65,7 @@ pub fn make(export: &Export, path: &Path) {
     let (places, _alone) = (Places::real(), alone());
     if let Err(error) = make_in(&places, export, path) {
         let (name, directory) = (&export.name, places.directory.display());
-        tracing::warn!(event = "device-not-linked", "{name}: no links in {directory}: {error}");
+        tracing::warn!(event = "device-not-linked", "{name}: cannot make its links in {directory}: {error}");
     }
 }
 

@@ -17,13 +17,13 @@ use std::path::{Path, PathBuf};
 pub fn keep(places: &Places, number: usize, (own, device): (&Path, &Path)) -> Option<Result<bool, String>> {
     let link = places.numbered(number);
     if target(own)? != device {
-        return Some(Err(format!("{} leads to another device, and is left alone", own.display())));
+        return Some(Err(format!("{} leads to another device, and is left as it is", own.display())));
     }
     if places.has_kernel() {
         remove_if(&link, own);
         return Some(Err(
-            "the kernel's bcache is loaded, and calls its own devices so; the link comes when it is \
-                         unloaded (modprobe -r bcache)"
+            "the kernel's bcache is loaded, and uses this name for its own devices; the link is made when it is \
+             unloaded (modprobe -r bcache)"
                 .to_owned(),
         ));
     }
@@ -41,7 +41,9 @@ fn linked(places: &Places, link: &Path, own: &Path) -> Result<bool, String> {
     match symlink(own, link) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(taken(places, link)),
-        Err(error) => Err(format!("{}: {error}; the link comes when that is mended", link.display())),
+        Err(error) => {
+            Err(format!("cannot make {}: {error}; the link is made when that is fixed", link.display()))
+        }
     }
 }
 
@@ -83,8 +85,8 @@ fn taken(places: &Places, link: &Path) -> String {
         (Some(volume), ..) => {
             let uuid = volume.file_name().unwrap_or_default().to_string_lossy().into_owned();
             return format!(
-                "it leads to the volume {uuid}, of another daemon, or of this one until that volume's own device has come; if it stays so ask for \
-                 another `number`"
+                "it leads to the volume {uuid}, of another daemon, or of this one until that volume's own device \
+                 appears; if this does not change, choose another `number`"
             );
         }
         (None, Some(target), _) => format!("a link to {}", target.display()),
@@ -92,6 +94,6 @@ fn taken(places: &Places, link: &Path) -> String {
         _ => "a file".to_owned(),
     };
     format!(
-        "{what} of somebody else is called so, and is left alone; take it away, or ask for another `number`"
+        "{what} that bcached did not make has this name, and is left as it is; remove it, or choose another `number`"
     )
 }

@@ -157,10 +157,11 @@ fn what_is_called_so_and_is_not_ours_stays() {
     for (number, why) in [
         (
             0,
-            "a file of somebody else is called so, and is left alone; take it away, or ask for another `number`",
+            "a file that bcached did not make has this name, and is left as it is; remove it, or choose another \
+             `number`",
         ),
         (1, "a link to "),
-        (2, "a link to /dev/nonexistent of somebody else"),
+        (2, "a link to /dev/nonexistent that bcached did not make"),
         (3, "it leads to the volume 09090909-0909-0909-0909-090909090909, of another daemon"),
     ] {
         let told = machine.come(1, Some(number), &own).expect("it is there").expect_err("taken");
