@@ -16,8 +16,10 @@ fn start(images: &Images) -> Daemon {
     let made = bcached(&["make", "-b", "64k", "--writeback", "-C", &cache, "-B", &backing]);
     assert_eq!(made.exit, 0, "{made:?}");
     let config = images.path("config.toml");
+    // On a loaded machine the cache would count as congested, and requests would bypass it.
     let text = format!(
         "version = 1\n[daemon]\nmetrics = \"127.0.0.1:0\"\n[cache.fast]\ndevice = {cache:?}\n\
+         congested_read_threshold_us = 0\ncongested_write_threshold_us = 0\n\
          [volume.tank]\nbacking = {backing:?}\nsequential_cutoff = 0\n"
     );
     std::fs::write(&config, text).expect("a configuration");

@@ -136,6 +136,8 @@ pub struct Control {
     again: Option<(Again, Again)>,
     /// No connection is accepted any more once this is true.
     ends: watch::Sender<bool>,
+    /// Disconnected when all requests on the control socket have been answered after that.
+    answered: Option<std::sync::mpsc::Receiver<()>>,
 }
 
 impl Control {
@@ -152,7 +154,14 @@ impl Control {
         if let Err(failure) = &monitor {
             tracing::warn!(event = "monitor-failed", "the read-only socket is not available: {failure}");
         }
-        Ok(Self { owner, monitor: monitor.ok(), metrics: None, again: None, ends: watch::channel(false).0 })
+        Ok(Self {
+            owner,
+            monitor: monitor.ok(),
+            metrics: None,
+            again: None,
+            ends: watch::channel(false).0,
+            answered: None,
+        })
     }
 
     /// The path of the control socket.
@@ -189,6 +198,8 @@ impl Control {
         let (owner_again, next_owner) = mpsc::unbounded_channel();
         let (monitor_again, next_monitor) = mpsc::unbounded_channel();
         self.again = Some((owner_again, monitor_again));
+        let (answers, answered) = std::sync::mpsc::channel();
+        self.answered = Some(answered);
         thread::Builder::new().name("control".to_owned()).spawn(move || {
             if let Some(metrics) = metrics {
                 runtime.spawn(metrics.serve(Arc::clone(&handlers), end_of(ends.clone())));
@@ -197,6 +208,7 @@ impl Control {
                 runtime.spawn(look((monitor, next_monitor), Arc::clone(&handlers), end_of(ends.clone())));
             }
             runtime.block_on(answer((owner, next_owner), handlers, end_of(ends)));
+            drop::<std::sync::mpsc::Sender<()>>(answers);
             // A running request may wait for a device.
             runtime.shutdown_background();
         })?;
@@ -227,6 +239,15 @@ impl Control {
         // It fails if the task does not accept any more, and so needs no socket.
         let _or_it_ends = to.send(listener);
         Ok(())
+    }
+
+    /// Stops accepting, and waits until the requests on the control socket have been answered, up
+    /// to `limit`.
+    pub fn finish(&self, limit: Duration) {
+        self.ends.send_replace(true);
+        if let Some(answered) = &self.answered {
+            let _or_too_late = answered.recv_timeout(limit);
+        }
     }
 
     /// Stops accepting, and leaves its sockets to the next process.

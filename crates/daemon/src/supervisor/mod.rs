@@ -251,7 +251,7 @@ fn prepare(line: &CommandLine, succeeds: bool) -> Result<(Config, PathBuf, Signa
     // After the configuration is read: for a mistyped one, only that error is reported.
     match bcached_uring::memory::hold() {
         Ok(()) => tracing::info!(event = "memory-held", "memory is locked"),
-        Err(refused) => tracing::info!(event = "memory-not-held", "memory: {refused}"),
+        Err(refused) => tracing::info!(event = "memory-not-held", "{refused}"),
     }
     if let Some(certificates) = config.places.tls.certificates().filter(|_| succeeds) {
         certificates.read()?;
@@ -268,7 +268,7 @@ fn prepare(line: &CommandLine, succeeds: bool) -> Result<(Config, PathBuf, Signa
 fn no_thread(error: &std::io::Error) -> Failure {
     let failure = Failure::new(Kind::Io, "cannot start the control thread").why(error.to_string());
     match rustix::io::Errno::from_io_error(error) {
-        Some(rustix::io::Errno::MFILE) => failure.next("allow more open files (`ulimit -n 1024`)"),
+        Some(rustix::io::Errno::MFILE) => failure.next("raise the limit of open files (`ulimit -n 1024`)"),
         _ => failure,
     }
 }
@@ -387,7 +387,7 @@ impl Supervisor {
                 bcached_port::socket::inherited::settle();
                 let ending = self.ending.clone();
                 let ended = outcome.and(self.stop());
-                ending.tell(&ended);
+                ending.tell(&ended, &control);
                 // Dropping the control server removes its sockets.
                 drop(control);
                 Life::Ended(ended)

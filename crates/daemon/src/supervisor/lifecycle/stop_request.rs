@@ -1,10 +1,10 @@
 //! A stop that a user requests by command. The user is told which dirty data stays where, and how
 //! the stop ends.
 //!
-//! The process ends after its last answer: it waits a moment for the client that asks how the stop
-//! has ended.
+//! The process ends after its last answer: it waits a moment for each client that has requested the
+//! stop and asks how it has ended.
 
-use crate::control_server::{AskStop, AskStopped, Signal};
+use crate::control_server::{AskStop, AskStopped, Control, Signal};
 use crate::engine_thread::Engine;
 use crate::supervisor::fronts::Fronts;
 use crate::supervisor::handover::Course;
@@ -21,10 +21,10 @@ use std::time::Duration;
 /// Longest time that an answer waits for the end: less than the client waits for it.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// How long the process waits for the client to ask how it has ended, and how long an answer may
+/// How long the process waits for the clients to ask how it has ended, and how long the answers may
 /// take to be sent.
 const HEARS: Duration = Duration::from_secs(2);
-const ANSWERS: Duration = Duration::from_millis(50);
+const ANSWERS: Duration = Duration::from_secs(2);
 
 /// How a stop by command has ended. Clones share it.
 #[derive(Clone, Default)]
@@ -39,7 +39,9 @@ struct Told {
     cut: Vec<String>,
     /// The dirty data after everything was stopped.
     stays: Vec<DirtyStays>,
-    is_heard: bool,
+    /// Number of requests for the stop whose clients have not been told how it has ended. Some of
+    /// them never ask.
+    unheard: u32,
 }
 
 impl Ending {
@@ -54,8 +56,9 @@ impl Ending {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner).stays = dirty;
     }
 
-    /// Publishes the outcome of the stop, and waits for the requester to hear it.
-    pub fn tell(&self, outcome: &Result<(), Failure>) {
+    /// Publishes the outcome of the stop. If there are requesters, waits for them to hear it, and
+    /// then for `control` to send the answers.
+    pub fn tell(&self, outcome: &Result<(), Failure>, control: &Control) {
         let (told, rung) = &*self.0;
         let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
         told.ended = Some(outcome.clone());
@@ -63,9 +66,9 @@ impl Ending {
         if told.asked.is_none() {
             return;
         }
-        let waited = rung.wait_timeout_while(told, HEARS, |told| !told.is_heard);
+        let waited = rung.wait_timeout_while(told, HEARS, |told| told.unheard > 0);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
-        std::thread::sleep(ANSWERS);
+        control.finish(ANSWERS);
     }
 }
 
@@ -100,6 +103,7 @@ pub fn stop(
         }
         {
             let mut told = ending.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+            told.unheard = told.unheard.saturating_add(1);
             // A repeated request gets the same answer, with the state at the first one.
             if let Some(first) = &told.asked {
                 return Ok(first.clone());
@@ -131,7 +135,7 @@ pub fn stopped(ending: Ending) -> AskStopped {
             stopping.failure = ended.as_ref().err().map(Failure::to_error);
             stopping.cut.clone_from(&told.cut);
             stopping.dirty.clone_from(&told.stays);
-            told.is_heard = true;
+            told.unheard = told.unheard.saturating_sub(1);
             rung.notify_all();
         }
         Ok(stopping)
@@ -160,4 +164,37 @@ pub fn dirty_of(table: &Table, cache: usize, volumes: &[VolumeInfo]) -> Vec<Dirt
         device: table.caches[cache].device.clone(),
     });
     stays.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: the process ended before a client asked how it had ended, because it had told
+    /// that to an earlier client, which had given up waiting.
+    #[test]
+    fn the_process_waits_for_each_client_that_has_requested_the_stop() {
+        let ending = Ending::default();
+        let unheard = || ending.0.0.lock().expect("no panic").unheard;
+        let asked = Stopping {
+            pid: None,
+            dry_run: false,
+            already: false,
+            ended: false,
+            stop_timeout_seconds: 0,
+            users: Vec::new(),
+            dirty: Vec::new(),
+            cut: Vec::new(),
+            failure: None,
+        };
+        {
+            let mut told = ending.0.0.lock().expect("no panic");
+            (told.asked, told.ended, told.unheard) = (Some(asked), Some(Ok(())), 2);
+        }
+        let ask = stopped(ending.clone());
+        for left in [1, 0, 0] {
+            assert!(ask().expect("a stop was requested").ended);
+            assert_eq!(unheard(), left);
+        }
+    }
 }
