@@ -316,13 +316,13 @@ pub enum DamageKind {
     #[error("{0}")]
     Node(NodeError),
     /// The last set of a node is cut off.
-    #[error("the set at block {block} is this node's except for its number: a start would lose it")]
+    #[error("the bset at block {block} is this node's except for its number: a start would lose it")]
     NodeSetLost {
         /// Block of the set.
         block: u32,
     },
     /// The last sets of a node are missing.
-    #[error("its sets end at block {found}, but {wanted} blocks were durable: a write to it was lost")]
+    #[error("its bsets end at block {found}, but {wanted} blocks were durable: a write to the node was lost")]
     NodeShorter {
         /// Blocks that were durable, according to the priority of the node's bucket.
         wanted: u32,
@@ -330,7 +330,7 @@ pub enum DamageKind {
         found: u32,
     },
     /// The keys of a set are out of order.
-    #[error("set at block {block}: {error}")]
+    #[error("bset at block {block}: {error}")]
     KeyOrder {
         /// Block of the set.
         block: u32,
@@ -338,7 +338,7 @@ pub enum DamageKind {
         error: KeyListError,
     },
     /// A key makes no sense in its place.
-    #[error("set at block {block}, key {key:?}: {error}")]
+    #[error("bset at block {block}, key {key:?}: {error}")]
     Key {
         /// Block of the set.
         block: u32,
@@ -348,7 +348,7 @@ pub enum DamageKind {
         error: KeyError,
     },
     /// A key does not belong to this node.
-    #[error("set at block {block}: key {key:?} lies outside the node")]
+    #[error("bset at block {block}: key {key:?} lies outside the node")]
     KeyOutsideNode {
         /// Block of the set.
         block: u32,
@@ -443,7 +443,7 @@ pub enum DamageKind {
     },
     /// Data of a flash-only volume from a time when the volume was larger.
     #[error(
-        "extent {key:?} reaches behind the end of its flash-only volume, sector {end}: it takes space until that is resized"
+        "extent {key:?} reaches behind the end of its flash-only volume, sector {end}: it takes space until the volume is resized"
     )]
     BehindEnd {
         /// The extent.

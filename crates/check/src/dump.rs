@@ -349,7 +349,7 @@ impl fmt::Display for NodeRecord {
         write!(f, "node level {} sector {} gen {}", self.level, self.sector, self.generation)?;
         write!(f, " sectors {} from {} to {} seq {:016x}", self.sectors, self.low, self.high, self.seq)?;
         for set in &self.sets {
-            write!(f, "\n  set at block {}", set.block)?;
+            write!(f, "\n  bset at block {}", set.block)?;
             for key in &set.keys {
                 match self.level {
                     0 => write!(f, "\n    {key}")?,

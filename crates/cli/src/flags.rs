@@ -58,9 +58,9 @@ pub enum Command {
     Top(Top),
     /// Print the metrics of a running daemon, in the format of Prometheus
     Metrics(Metrics),
-    /// Show the options of a volume, or the value of one
+    /// Show the options of a volume or a cache, or the value of one
     Get(Get),
-    /// Change options of a volume, at once and permanently
+    /// Change options of a volume or a cache, at once and permanently
     Set(Set),
     /// Undo `set`: remove the values that it has given to options
     Unset(Unset),
@@ -309,7 +309,8 @@ pub struct Events {
 #[derive(clap::Args, Debug)]
 #[command(after_help = options::help())]
 pub struct Get {
-    /// A volume's name, label, UUID (or its first 8 digits) or backing device
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device; or a cache's name,
+    /// the UUID of its set, or its device
     pub volume: String,
     /// Print only the value of this option
     pub option: Option<String>,
@@ -324,7 +325,8 @@ pub struct Get {
      the first is changed.\nSizes: 4M or 4MiB. Times: 500ms, 30s, 5m, 2h.\n\n{}", options::help()
 ))]
 pub struct Set {
-    /// A volume's name, label, UUID (or its first 8 digits) or backing device
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device; or a cache's name,
+    /// the UUID of its set, or its device
     pub volume: String,
     /// Options and their new values
     #[arg(value_name = "OPTION=VALUE", required = true)]
@@ -343,7 +345,8 @@ pub struct Set {
 #[derive(clap::Args, Debug)]
 #[command(after_help = options::help())]
 pub struct Unset {
-    /// A volume's name, label, UUID (or its first 8 digits) or backing device
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device; or a cache's name,
+    /// the UUID of its set, or its device
     pub volume: String,
     /// Options to reset to the value in the configuration, in the superblock or by default
     #[arg(value_name = "OPTION", required = true)]

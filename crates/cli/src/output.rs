@@ -53,9 +53,8 @@ impl Report {
             bcached: env!("CARGO_PKG_VERSION"),
             value,
         };
-        let json = serde_json::to_string_pretty(&envelope).map_err(|error| {
-            Failure::new(Kind::Io, "could not build the JSON output").why(error.to_string())
-        })?;
+        let json = serde_json::to_string_pretty(&envelope)
+            .map_err(|error| Failure::new(Kind::Io, "cannot build the JSON output").why(error.to_string()))?;
         Ok(Self {
             text: value.text(),
             json: Some(json),

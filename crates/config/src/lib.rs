@@ -526,7 +526,7 @@ impl Config {
         } else if self.memory_bytes < self.memory_min() {
             findings.push(
                 places.refused("memory", "`memory` is too small")
-                    .why("it must be 128M, plus 16M for each volume with `export = \"ublk\"` and 64M for each with \"vhost-user\"")
+                    .why("it must be at least 128M, plus 16M for each volume with `export = \"ublk\"` and 64M for each with \"vhost-user\"")
                     .next(format!("write \"{}\" or more", typed(self.memory_min()))),
             );
         }

@@ -21,7 +21,7 @@ const BYTES_MAX: u64 = 4 << 20;
 const CONFIGURATION: &str = "the configuration";
 
 /// What to do about an unreadable file of `bcached set`.
-pub const MEND_SET_FILE: &str = "restore it, or delete it: that loses what `bcached set` stored in it";
+pub const MEND_SET_FILE: &str = "restore it, or delete it and lose what `bcached set` stored in it";
 
 /// Returns the content of the file at `path`. `next` is the advice to a user whose file cannot be
 /// read.

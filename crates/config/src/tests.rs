@@ -324,8 +324,8 @@ fn a_volume_is_to_be_had_by_the_ways_that_are_said() {
         (config.memory_bytes, config.memory_of_nodes(config.volumes.iter().map(|volume| volume.ways))),
         (512 << 20, 64 << 20)
     );
-    let small = text.replace("512M", "180M");
-    assert!(refused(&small).1.contains("`memory` is too small: it must be 128M, plus 16M for each volume"));
+    let (_, small) = refused(&text.replace("512M", "180M"));
+    assert!(small.contains("`memory` is too small: it must be at least 128M, plus 16M for each volume"));
     let (_, none) = refused("version = 1\n[defaults]\nexport = []\n");
     assert!(none.contains("`export` names no way"), "{none}");
     let line = CommandLine {

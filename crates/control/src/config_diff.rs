@@ -39,7 +39,11 @@ impl Differences {
             let Difference { section, key, running, files, mends } = one;
             let what = key.as_ref().map_or_else(|| section.clone(), |key| format!("{section}.{key}"));
             let said = |value: &Option<String>| value.clone().unwrap_or_else(|| "nothing".to_owned());
-            format!("{what}: {} is in force, {} is in the files ({mends})\n", said(running), said(files))
+            format!(
+                "{what}: {} is in force, {} is in the files (until {mends})\n",
+                said(running),
+                said(files)
+            )
         };
         self.differences.iter().map(line).collect()
     }

@@ -329,11 +329,6 @@ impl Job {
             Verb::Forget => format!("{volume}: would be forgotten{}", self.loss("would be lost")),
             Verb::Grow => format!("{volume}: its size would become {size}"),
             Verb::Import => format!("{volume}: would be served"),
-            Verb::Release if self.dirty_unknown => {
-                format!(
-                    "{volume}: would no longer be served; an unknown amount of dirty data would stay there"
-                )
-            }
             Verb::Release => {
                 format!("{volume}: would no longer be served; {dirty} of dirty data would stay there")
             }

@@ -122,7 +122,7 @@ pub fn refusal<'a>(
     let meant: Vec<_> = meant.into_iter().collect();
     let all: Vec<_> = all.into_iter().collect();
     if !meant.is_empty() {
-        return Failure::new(Kind::AmbiguousName, format!("several volumes may be meant by `{typed}`"))
+        return Failure::new(Kind::AmbiguousName, format!("`{typed}` matches several volumes"))
             .next(format!("name one of: {}", meant.join(", ")));
     }
     let failure = Failure::new(Kind::UnknownName, format!("nothing is called `{typed}`"));

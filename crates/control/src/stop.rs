@@ -75,7 +75,7 @@ impl Stopping {
             (!self.cut.is_empty()).then(|| {
                 Failure::new(Kind::Io, format!("clients were cut off: {}", self.cut.join(", ")))
                     .why(format!(
-                        "they had not closed it within stop_timeout ({} s)",
+                        "they had not closed their files or devices within stop_timeout ({} s)",
                         self.stop_timeout_seconds
                     ))
                     .next("data that they had not flushed is lost; check file systems that were mounted")

@@ -41,7 +41,7 @@ fn judge(config: &Config, allowed: Option<u64>) -> Result<(), Failure> {
         None => Ok(()),
         Some(allowed) => Err(Failure::new(Kind::Io, format!("the limit of {allowed} open files is too low"))
             .why(format!(
-                "the configured caches ({}) and volumes ({}) need {needed}, with some clients",
+                "the configured caches ({}) and volumes ({}) need {needed}, including some for clients",
                 config.caches.len(),
                 config.volumes.len()
             ))

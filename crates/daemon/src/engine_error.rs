@@ -30,7 +30,9 @@ pub fn of_note(device: Option<&Path>, error: &NoteError) -> Failure {
             "stop the other daemon; if it serves another device with the same UUID, one is a copy of the other; nothing \
              overrides this",
         ),
-        NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
+        NoteError::Io { source, .. } | NoteError::BootId(source)
+            if source.kind() == std::io::ErrorKind::PermissionDenied =>
+        {
             failure(Kind::Permission)
         }
         NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
@@ -247,8 +249,8 @@ pub fn of_flash(name: &str, error: &Error) -> Failure {
         Error::NoRoom { sectors, sectors_max } => failure(
             Kind::NoRoom,
             format!(
-                "{} were requested, and the cache has room for {} ({sectors_max} sectors) beside its dirty data and the \
-                 space promised to other volumes",
+                "a size of {} was requested, and the cache has room for {} ({sectors_max} sectors) beside its dirty \
+                 data and the space promised to other volumes",
                 human(sectors * 512),
                 exact(sectors_max * 512)
             ),

@@ -159,7 +159,7 @@ pub fn init() {
     if let Some(part) = misunderstood {
         tracing::warn!(
             event = "log-filter-refused",
-            "{VARIABLE}: `{part}` is not a level, so `{DEFAULT}` is used; valid are error, warn, info, debug and trace, and such a level for a part of the program: bcached_engine=debug"
+            "{VARIABLE}: `{part}` is not valid, so `{DEFAULT}` is used; valid are error, warn, info, debug and trace, and such a level for a part of the program: bcached_engine=debug"
         );
     }
 }

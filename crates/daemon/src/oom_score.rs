@@ -52,7 +52,7 @@ pub fn as_before<T>(start: impl FnOnce() -> T) -> T {
     if given_up && let Err(error) = write(PROTECTED) {
         tracing::warn!(
             event = "oom-not-protected",
-            "this process is not protected from the OOM killer any more: {error}"
+            "this process is no longer protected from the OOM killer: {error}"
         );
     }
     started

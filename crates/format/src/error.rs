@@ -428,7 +428,7 @@ pub enum BsetError {
 
 /// Why a B-tree node cannot be read, and which of its sets failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
-#[error("set at block {block}: {error}")]
+#[error("bset at block {block}: {error}")]
 pub struct NodeError {
     /// Block of the node at which the set starts.
     pub block: u32,

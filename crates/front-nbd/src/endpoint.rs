@@ -78,7 +78,7 @@ pub enum ListenError {
     #[error(transparent)]
     Unix(#[from] SocketError),
     /// The system refused a TCP address.
-    #[error("could not listen on {address}: {step}")]
+    #[error("cannot listen on {address}: cannot {step}")]
     System {
         /// The address.
         address: SocketAddr,

@@ -79,7 +79,7 @@ pub fn cache(
             Kind::Usage,
             format!("{} does not carry the signature `{kind}`", path.display()),
         )
-        .next("leave the option out, or check the device's name")
+        .next("leave out the option, or check the device's name")
         .option("--wipe-signature"));
     }
     let logical = device.info().logical_block_sectors;

@@ -105,7 +105,7 @@ fn already_bcache(device: &Device, flags: &Overrides, lost: &LostSets) -> Result
                         device.path().display()
                     )
                 }
-                _ => "wipefs".to_owned(),
+                _ => format!("wipefs --all {}", device.path().display()),
             };
             let why = "it is already a bcache device, and the state of the data behind it is unknown";
             return Err(refuse(why).next(format!(
@@ -134,7 +134,11 @@ fn already_bcache(device: &Device, flags: &Overrides, lost: &LostSets) -> Result
                 "it is the cache of a damaged set that has been in use: how much dirty data it \
                  holds is unknown",
             )
-            .next("`bcached check` reports the damage; use `wipefs` if no data is needed")),
+            .next(format!(
+                "`bcached check` reports the damage; `wipefs --all {}` removes the superblock if no \
+                 data is needed",
+                device.path().display()
+            ))),
             // The checker does not see it, and nothing overrides it: serving the set once is all it
             // takes.
             Some(0) if let Some(note) = notes::unreplayed(cache.set_uuid()) => {

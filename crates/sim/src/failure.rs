@@ -275,8 +275,8 @@ mod tests {
             vec![read(Err(StampError::Torn), &["write 9"]), read(Err(StampError::Torn), &["zeroes"])],
             vec![read(Err(misplaced(1)), &["write 9"]), read(Err(misplaced(2)), &["write 9"])],
             vec![
-                Fault::Structure(vec!["node 1024, level 0: set at block 3: checksum".to_owned()]),
-                Fault::Structure(vec!["node 64, level 1: set at block 1: checksum".to_owned()]),
+                Fault::Structure(vec!["node 1024, level 0: bset at block 3: checksum".to_owned()]),
+                Fault::Structure(vec!["node 64, level 1: bset at block 1: checksum".to_owned()]),
             ],
             vec![Fault::Structure(vec!["node 1024, level 0: two live children at 0:8".to_owned()])],
         ];

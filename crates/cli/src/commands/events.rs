@@ -113,7 +113,7 @@ fn line<T: Serialize>(schema: &'static str, value: &T) -> Result<String, Failure
     let envelope = Envelope { schema, schema_version: 1, value };
     serde_json::to_string(&envelope)
         .map(|line| line + "\n")
-        .map_err(|error| Failure::new(Kind::Io, "could not build the JSON output").why(error.to_string()))
+        .map_err(|error| Failure::new(Kind::Io, "cannot build the JSON output").why(error.to_string()))
 }
 
 fn write(text: &str) -> Result<bool, Failure> {

@@ -17,7 +17,7 @@ pub fn run(flags: &flags::Metrics, as_json: bool) -> Result<Report, Failure> {
     };
     if as_json && file.as_os_str() != "-" {
         return Err(Failure::new(Kind::Usage, "--textfile=FILE writes text, and prints nothing")
-            .next("leave --json out, or the name of the file")
+            .next("leave out --json, or leave out the name of the file")
             .option("--textfile"));
     }
     let text = client::get(&socket, "/v1/metrics?names=node")?;

@@ -135,7 +135,7 @@ fn describe(
     shown.magic_matches = fields.bytes("magic") == MAGIC.0;
     if is_erased && !ignore_checksum {
         let erased = not_bcache(path, "bad magic: its superblock was erased");
-        return (shown, Some(erased.next("-f shows the rest of it").option("-f")));
+        return (shown, Some(erased.next("-f shows the rest of the superblock").option("-f")));
     }
     if !is_there && !is_erased {
         return (shown, Some(not_bcache(path, "bad magic")));

@@ -26,7 +26,8 @@ pub fn run(flags: &flags::Wait) -> Result<Report, Failure> {
         if is_as_wanted(&volume, flags.wanted) {
             return Report::of(&Waited { volume });
         }
-        if volume.backing.is_none() && volume.facts.is_some() {
+        let is_flash_only = volume.backing.is_none() && volume.facts.is_some();
+        if is_flash_only && flags.wanted != WaitFor::Served {
             let what = format!("{} will not be {}", volume.name, word(flags.wanted));
             return Err(Failure::new(Kind::No, what)
                 .why("it is a flash-only volume")

@@ -107,7 +107,7 @@ fn start_with_trouble(from: u64, to: u64) {
     let status = daemon.status();
     assert_eq!(states(&status), ["degraded", "waiting"], "{status}\n{}", daemon.log());
     let reason = status["volumes"][0]["reason"].as_str().unwrap_or_default();
-    assert!(reason.contains("cannot be read or written: it is served without it"), "{reason}");
+    assert!(reason.contains("cannot be read or written: the volume is served without it"), "{reason}");
     let reason = status["volumes"][1]["reason"].as_str().unwrap_or_default();
     assert!(reason.contains("whose device fails"), "{reason}");
     assert_eq!(state_of(&media), "inconsistent", "before anything is written");

@@ -403,7 +403,7 @@ fn no_more_is_promised_than_can_be_stored() {
     refused(&daemon, &["add", "scratch", "--size", "0"], 2, "its size must be a whole number of blocks");
     refused(&daemon, &["add", "scratch", "--size", "1M", "--cache", "slow"], 2, "no cache is called `slow`");
     refused(&daemon, &["add", "media", "--size", "1M"], 3, "another volume has that name");
-    refused(&daemon, &["add", "a/b", "--size", "1M"], 2, "a name must not be empty, have a slash");
+    refused(&daemon, &["add", "a/b", "--size", "1M"], 2, "a name must not be empty, contain a slash");
     refused(&daemon, &["add", &"x".repeat(33), "--size", "1M"], 2, "at most 32 bytes");
     refused(&daemon, &["add", "scratch", "--size", "1M", "--backing", &site.tank], 2, "leave --size out");
     assert_eq!(done(&daemon, &["add", "scratch", "--size", &largest]), "scratch: added\n");

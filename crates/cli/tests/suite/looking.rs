@@ -164,14 +164,14 @@ fn what_runs_is_compared_with_what_the_files_say() {
     assert_eq!(
         lines,
         [
-            "daemon.memory: 256M is in force, 300M is in the files (the next start)",
-            "cache.fast.congested_read_threshold_us: 7 is in force, 2000 is in the files (it was set with --runtime: `bcached unset`, or the next start)",
-            "volume.media.shared: false is in force, true is in the files (the next start)",
-            "volume.media.number: nothing is in force, 7 is in the files (the next start)",
-            "volume.media.sequential_cutoff: 4M is in force, 1M is in the files (a reload, or the next start)",
-            "volume.media.writeback_delay: 1m is in force, 30s is in the files (it was set with --runtime: `bcached unset`, or the next start)",
-            "volume.scratch.on_cache_error: fail is in force, freeze is in the files (it was set with --runtime: `bcached unset`, or the next start)",
-            "volume.more: nothing is in force, a section is in the files (a reload, or the next start)",
+            "daemon.memory: 256M is in force, 300M is in the files (until the next start)",
+            "cache.fast.congested_read_threshold_us: 7 is in force, 2000 is in the files (until `bcached unset` or the next start: it was set with --runtime)",
+            "volume.media.shared: false is in force, true is in the files (until the next start)",
+            "volume.media.number: nothing is in force, 7 is in the files (until the next start)",
+            "volume.media.sequential_cutoff: 4M is in force, 1M is in the files (until a reload or the next start)",
+            "volume.media.writeback_delay: 1m is in force, 30s is in the files (until `bcached unset` or the next start: it was set with --runtime)",
+            "volume.scratch.on_cache_error: fail is in force, freeze is in the files (until `bcached unset` or the next start: it was set with --runtime)",
+            "volume.more: nothing is in force, a section is in the files (until a reload or the next start)",
         ]
     );
     let object = json(&ask(&daemon, &["config", "diff", "--json"]).out);

@@ -198,10 +198,12 @@ fn what_is_lost_with_a_cache_is_told_by_remove_and_replace() {
     let planned = json(&done(&daemon, &["remove", "tank", "--dry-run", "--json"]));
     assert_eq!(planned["dirty_unknown"], true, "{planned}");
     let planned = done(&daemon, &["remove", "tank", "--dry-run"]);
-    assert!(planned.contains(&lost) && planned.contains("an unknown amount dirty"), "{planned}");
+    assert!(planned.contains(&lost) && planned.contains("an unknown amount of dirty data"), "{planned}");
     let removed = done(&daemon, &["remove", "tank"]);
     assert!(
-        removed.contains(&lost) && removed.contains("amount unknown") && !removed.contains("0 B"),
+        removed.contains(&lost)
+            && removed.contains("the amount of its dirty data in a cache is unknown")
+            && !removed.contains("0 B"),
         "{removed}"
     );
     // Nothing else knows about the lost data any more.

@@ -211,7 +211,7 @@ fn tls_is_served_from_a_directory_and_renewed_by_a_reload() {
     let differs = ask(&daemon, &["config", "diff"]).out;
     assert_eq!(
         differs,
-        "nbd.tls_verify_peer: true is in force, false is in the files (a reload, or the next start)\n"
+        "nbd.tls_verify_peer: true is in force, false is in the files (until a reload or the next start)\n"
     );
     daemon.signal(Signal::HUP);
     daemon.wait_for("it is read", |_| daemon.log().matches("event=reloaded").count() == 2);
@@ -255,7 +255,7 @@ fn a_start_without_its_certificates_is_refused_in_one_sentence() {
         assert!(!socket.exists() && !ran.err.contains("event=cache-open"), "{ran:?}");
         std::fs::write(&path, before).expect("a file");
     };
-    refuses("server-cert.pem", None, 2, "put the server's certificate there, in PEM");
+    refuses("server-cert.pem", None, 2, "put the server's certificate there in PEM");
     refuses("server-key.pem", Some("no key"), 2, "it contains no private key in PEM");
     refuses("server-cert.pem", Some(&Authority::new().server().0), 2, "it is not the key of the certificate");
     refuses("ca-cert.pem", None, 2, "or accept clients without a certificate: tls_verify_peer = false");

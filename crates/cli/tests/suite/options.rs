@@ -389,7 +389,7 @@ fn a_volume_is_called_by_name_label_uuid_or_path() {
     for words in
         [&["get", "tank"][..], &["set", "tank", "writeback_percent=1"], &["unset", "tank", "quiet_hours"]]
     {
-        refused(&daemon, words, 2, "several volumes may be meant by `tank`; name one of: media, scratch");
+        refused(&daemon, words, 2, "`tank` matches several volumes; name one of: media, scratch");
     }
     assert_eq!(site.kept(), None);
 }

@@ -54,7 +54,7 @@ fn geometry_that_cannot_be() {
     let (small, tiny) = (small.as_str(), tiny.as_str());
     let lines: [(&[&str], i32, &str, &str); 17] = [
         (&["make", "-C", small], 2, "geometry", "20 fit, and a set needs 513; --bucket 16k fits"),
-        (&["make", "-C", tiny], 2, "geometry", "it needs 4104 KiB at least"),
+        (&["make", "-C", tiny], 2, "geometry", "it needs at least 4104 KiB"),
         (&["make", "-B", tiny], 2, "geometry", "it is too small"),
         (&["make", "-C", small, "-b", "48k"], 2, "geometry", "not a power of two"),
         (&["make", "-C", small, "-b", "2k"], 2, "geometry", "the smallest is 4k"),

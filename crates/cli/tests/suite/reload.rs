@@ -52,7 +52,7 @@ fn a_reload_says_what_it_leaves_as_it_is() {
     // What was logged is also what `config diff` shows later.
     let differs = ask(&daemon, &["config", "diff"]);
     assert!(
-        differs.out.contains("daemon.memory: 256M is in force, 300M is in the files (the next start)"),
+        differs.out.contains("daemon.memory: 256M is in force, 300M is in the files (until the next start)"),
         "{differs:?}"
     );
     assert!(!differs.out.contains("stop_timeout"), "{differs:?}");
@@ -78,7 +78,7 @@ fn a_volume_that_is_added_has_the_files_read_whole() {
     assert!(differs().contains("daemon.stop_timeout") && differs().contains("cache_mode"), "{}", differs());
     done(&daemon, &["add", "other", "--backing", &other]);
     assert!(daemon.log().contains("`memory` of [daemon] stays 256M"), "{}", daemon.log());
-    let memory = "daemon.memory: 256M is in force, 300M is in the files (the next start)\n";
+    let memory = "daemon.memory: 256M is in force, 300M is in the files (until the next start)\n";
     assert_eq!(differs(), memory);
     let stop = json(&done(&daemon, &["stop", "--dry-run", "--json"]));
     assert_eq!(stop["stop_timeout_seconds"].as_u64(), Some(7), "{stop}");
@@ -105,7 +105,10 @@ fn a_section_is_not_of_what_has_its_name_in_a_cache_alone() {
     let told = format!("[volume.scratch] is not served until {next}");
     assert!(daemon.log().contains(&told), "{}", daemon.log());
     let differs = ask(&daemon, &["config", "diff"]).out;
-    assert_eq!(differs, format!("volume.scratch: nothing is in force, a section is in the files ({next})\n"));
+    assert_eq!(
+        differs,
+        format!("volume.scratch: nothing is in force, a section is in the files (until {next})\n")
+    );
     let timeout = json(&done(&daemon, &["get", "scratch", "freeze_timeout", "--json"]));
     assert_eq!(timeout["options"][0]["origin"].as_str(), Some("default"), "{timeout}");
     assert_eq!(daemon.stop().0, 0);

@@ -177,7 +177,7 @@ fn what_is_to_be_logged_is_understood_or_told() {
     command.env("BCACHED_LOG", "verbose");
     let (exit, log) = Daemon::start_command(&images, command).stop();
     assert_eq!(exit, 0, "{log}");
-    assert!(log.contains("warning: BCACHED_LOG: `verbose` is not a level"), "{log}");
+    assert!(log.contains("warning: BCACHED_LOG: `verbose` is not valid"), "{log}");
     assert!(log.contains("event=cache-opened"), "{log}");
 }
 

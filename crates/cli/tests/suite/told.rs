@@ -117,7 +117,7 @@ fn a_size_in_a_refusal_can_be_asked_for() {
     images.configure_pair(36 << 20, 20 << 20, "");
     let daemon = Daemon::configured(&images);
     assert!(done(&daemon, &["status", "tank"]).contains("volume tank: served, 20 MiB in blocks of "));
-    let sentence = "it is 20 MiB (20963328 bytes) large";
+    let sentence = "its size is only 20 MiB (20963328 bytes)";
     refused(&daemon, &["shrink", "tank", "--size", "20M"], 2, sentence);
     refused(&daemon, &["shrink", "tank", "--size", "20 MiB"], 2, sentence);
     assert_eq!(

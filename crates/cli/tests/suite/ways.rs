@@ -146,7 +146,7 @@ fn sockets_have_their_groups() {
     configure(nbd, machines + 1);
     let differs = ask(&daemon, &["config", "diff"]).out;
     let line = format!(
-        "vhost-user.group: {machines} is in force, {} is in the files (the next start)",
+        "vhost-user.group: {machines} is in force, {} is in the files (until the next start)",
         machines + 1
     );
     assert!(differs.contains(&line), "{differs}");

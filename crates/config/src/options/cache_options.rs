@@ -55,7 +55,7 @@ pub static OPTIONS: &[Definition] = &[
             write: |options, value| options.discard = value.and_then(flag),
             keep: |kept, value| kept.discard = flag(value),
         },
-        "empty buckets are discarded on the cache device; stored in the superblock",
+        "buckets that become empty are discarded on the cache device; stored in the superblock",
     ),
     of_cache(
         "congested_read_threshold_us",
@@ -103,7 +103,7 @@ pub static OPTIONS: &[Definition] = &[
         "cutoff_writeback_sync",
         Kind::Number(1, 95),
         set!(Number, cutoff_writeback_sync),
-        "the same for durable writes; if it is below cutoff_writeback, that applies",
+        "the same for durable writes; if this is less than cutoff_writeback, cutoff_writeback applies",
     )
     .counting("%"),
     of_cache(

@@ -192,7 +192,7 @@ pub static OPTIONS: &[Definition] = &[
         "writeback_running",
         Kind::Flag,
         engine!(Flag, writeback_running),
-        "write-back runs; 0: dirty data stays in the cache until a command (`flush`, `detach`) writes it back",
+        "write-back runs; 0: dirty data stays in the cache until a command such as `flush` or `detach` writes it back",
     ),
     Definition::of_kernel(
         "writeback_percent",
@@ -310,13 +310,13 @@ pub static OPTIONS: &[Definition] = &[
         "on_cache_error",
         Kind::Choice(&["freeze", "read-only", "fail"]),
         engine!(policy on_cache_error),
-        "requests that need dirty data of a failed cache: they wait, only writes are refused, or they fail",
+        "requests that need dirty data of a failed cache: they wait; writes are refused and others fail; or all fail",
     ),
     Definition::own(
         "on_backing_error",
         Kind::Choice(&["freeze", "read-only", "fail"]),
         engine!(policy on_backing_error),
-        "requests that need a missing backing device: they wait, only writes are refused, or they fail",
+        "requests that need a missing backing device: they wait; writes are refused and others fail; or all fail",
     ),
     Definition::own(
         "freeze_timeout",
@@ -495,7 +495,7 @@ impl Definition {
             Kind::Flag => "1, 0".to_owned(),
             Kind::Number(min, max) => range(min, max, Value::Number),
             Kind::Size => "size; bare: bytes".to_owned(),
-            Kind::Stripe => "size, its smallest multiple of at least 4M is used; bare: bytes".to_owned(),
+            Kind::Stripe => "size (its smallest multiple of at least 4M is used); bare: bytes".to_owned(),
             Kind::Rate(..) => "size per second; bare: sectors".to_owned(),
             Kind::Time(min, max) => format!("time {}; bare: seconds", range(min, max, time)),
             Kind::Choice(words) => words.join(", "),

@@ -89,17 +89,17 @@ fn write_clients(text: &mut String, clients: &[Client]) {
         }
     }
     for (client, count, writes, only_looks) in told {
-        let whose = match &client.volume {
-            Some(volume) => format!("of {volume}"),
-            None => "without a volume".to_owned(),
-        };
         let doing = match (writes, only_looks) {
             (true, _) => "writing",
             (false, true) => "reading (read-only)",
             (false, false) => "reading",
         };
         let times = if count > 1 { format!(" x{count}") } else { String::new() };
-        let _ = writeln!(text, "client {whose}: {}{times}, {doing}", client.peer);
+        let peer = &client.peer;
+        let _ = match &client.volume {
+            Some(volume) => writeln!(text, "client of {volume}: {peer}{times}, {doing}"),
+            None => writeln!(text, "client without a volume yet: {peer}{times}"),
+        };
     }
 }
 

@@ -141,7 +141,7 @@ impl Asked {
         let Some(guest) = &self.guest else { return Ok(Work::default()) };
         match Arc::clone(&guest.working).try_acquire_owned() {
             Ok(seat) => Ok(Work { _seat: Some(Arc::new(seat)) }),
-            Err(_) => Err(busy(format!("it already searches its caches for {WORKING} other clients"))),
+            Err(_) => Err(busy(format!("it already searches its caches for {WORKING} other requests"))),
         }
     }
 

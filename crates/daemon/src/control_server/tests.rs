@@ -235,7 +235,7 @@ fn what_an_engine_does_for_guests_is_bounded_though_nobody_waits_for_it() {
         assert!(explain().contains("not here"), "the handler gives up waiting");
     }
     let said = explain();
-    assert!(said.starts_with("HTTP/1.0 503") && said.contains("for 4 other clients"), "{said}");
+    assert!(said.starts_with("HTTP/1.0 503") && said.contains("for 4 other requests"), "{said}");
     let full = answer(asking(&path, "/v1/status?full=true"));
     assert!(full.starts_with("HTTP/1.0 503"), "{full}");
     gate.open();

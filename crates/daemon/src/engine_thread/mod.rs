@@ -301,7 +301,7 @@ impl EngineThread {
         let opening = CacheSet::open(executor.env(), cache, slot.lend(opened_note), start.options.clone());
         let opened = executor
             .block_on(opening)
-            .ok_or_else(|| engine_error::of_machine("the driver halted".to_owned()))
+            .ok_or_else(|| engine_error::of_machine("the I/O driver has stopped".to_owned()))
             .and_then(|set| set.map_err(|error| engine_error::of_open_logged(&device, table, &error)));
         if let (Err(_), Some(note), false) = (&opened, &note, tells) {
             note.remove_unused(&found.0);

@@ -44,7 +44,7 @@ pub enum SocketError {
     )]
     TooLong(PathBuf),
     /// The directory for the socket does not exist.
-    #[error("the directory {} of the socket does not exist; make it first", .0.display())]
+    #[error("the directory {} of the socket does not exist; create it first", .0.display())]
     NoDirectory(PathBuf),
     /// It may not have the requested group.
     #[error(
@@ -383,7 +383,7 @@ mod tests {
         let missing = directory.path().join("no");
         let told = unix(&missing.join("such")).map(drop).unwrap_err().to_string();
         let wanted =
-            format!("the directory {} of the socket does not exist; make it first", missing.display());
+            format!("the directory {} of the socket does not exist; create it first", missing.display());
         assert_eq!(told, wanted);
     }
 }

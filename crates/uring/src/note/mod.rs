@@ -74,6 +74,8 @@ pub const NOTE_BYTES: u64 = 4 << 20;
 const APPENDED_MAX: u64 = u64::MAX / 2;
 /// The largest note that is created or opened: all of it is mapped and held in memory.
 pub const NOTE_BYTES_MAX: u64 = 1 << 30;
+/// Where the kernel reports the id of this boot.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// What a note is for; it is void for anything else.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -118,8 +120,8 @@ impl fmt::Display for NoteFound {
                 let keys = if *usable == 1 { "key is" } else { "keys are" };
                 write!(
                     formatter,
-                    "the note is damaged ({what}): {usable} {keys} usable; writes acknowledged later may be \
-                     lost"
+                    "the note is damaged ({what}): {usable} {keys} usable; writes acknowledged after them \
+                     may be lost"
                 )
             }
         }
@@ -150,8 +152,14 @@ pub enum NoteError {
     #[error("the note {} is not a regular file", .0.display())]
     NotAFile(PathBuf),
     /// A size that holds no record, or exceeds [`NOTE_BYTES_MAX`].
-    #[error("a note cannot have {0} bytes: it needs 8 KiB to 1 GiB")]
+    #[error(
+        "a note cannot have {0} bytes: it can have {least} bytes to 1 GiB",
+        least = HEADER_BYTES + RECORD_BYTES
+    )]
     Size(u64),
+    /// The kernel does not report the boot id.
+    #[error("cannot read the boot id, which every note needs, from {BOOT_ID}: {0}")]
+    BootId(#[source] std::io::Error),
     /// The system refused.
     #[error("cannot {doing} the note {}: {source}", path.display())]
     Io {
@@ -170,10 +178,9 @@ impl NoteIdentity {
     /// # Errors
     /// If the kernel does not report the boot id.
     pub fn of_this_boot(set: [u8; 16]) -> Result<Self, NoteError> {
-        let path = Path::new("/proc/sys/kernel/random/boot_id");
-        let failed = |source| NoteError::Io { path: path.to_owned(), doing: "read the boot id for", source };
-        let text = std::fs::read_to_string(path).map_err(failed)?;
-        let boot = parse_uuid(&text).ok_or_else(|| failed(std::io::ErrorKind::InvalidData.into()))?;
+        let text = std::fs::read_to_string(BOOT_ID).map_err(NoteError::BootId)?;
+        let unclear = || NoteError::BootId(std::io::ErrorKind::InvalidData.into());
+        let boot = parse_uuid(&text).ok_or_else(unclear)?;
         Ok(Self { boot, set })
     }
 }

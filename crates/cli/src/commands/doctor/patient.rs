@@ -197,7 +197,7 @@ fn membership(device: &Device) -> Result<Vec<Finding>, Failure> {
     let members = members.filter_map(|signature| Some((signature.kind, signature.class.removed_by()?)));
     let told = |(kind, removed_by)| {
         let text = format!(
-            "it also carries the signature of {kind}, which may claim it: if that is left over, `{removed_by}` removes it"
+            "it also carries the signature of {kind}, and another program may claim it: if the signature is left over, `{removed_by}` removes it"
         );
         Finding::new("member", text)
     };

@@ -12,7 +12,7 @@ pub(super) fn items(system: &System) -> Vec<Item> {
     let mut items = vec![dev(), ublk(system)];
     items.extend(orphans());
     items.extend([
-        Item::yes("nbd server", "exports on Unix sockets and TCP; it needs nothing from the machine"),
+        Item::yes("nbd server", "exports on unix sockets and TCP; it needs nothing from the machine"),
         nbd(system),
         Item::yes("vhost-user", "disks for virtual machines with shared memory"),
         device("fuse", ("/dev/fuse", "fuse"), "volumes as files", system)

@@ -166,7 +166,7 @@ fn cache(device: &Device, set_uuid: Uuid, block: u64, options: &Options) -> Resu
             Some(fitting) => format!("--bucket {} fits", short(fitting)),
             None => {
                 format!(
-                    "it needs {} KiB at least, with --bucket {}",
+                    "it needs at least {} KiB, with --bucket {}",
                     BUCKETS_MIN * least / 1024,
                     short(least)
                 )
@@ -246,7 +246,7 @@ fn block_size(targets: &[Target], options: &Options) -> Result<u64, Failure> {
     match serves {
         Some(Superblock::Backing(backing)) if block > bytes_of(backing.block_sectors()) => {
             Err(refuse(format!(
-                "the backing device of --for has blocks of {}, and a cache's must not be larger",
+                "the --for device has blocks of {}, and those of a cache must not be larger",
                 human(bytes_of(backing.block_sectors()))
             )))
         }

@@ -130,7 +130,7 @@ fn who_cannot_take_over_does_not() {
             &daemon,
             &["take-over", "--program", "/nowhere/bcached"],
             2,
-            "no program is /nowhere/bcached",
+            "there is no program /nowhere/bcached",
         );
         // A program that starts another and ends: both served, on the same sockets.
         let bcached = common::PROGRAM;

@@ -207,14 +207,16 @@ impl Supervisor {
                 let flash_only = opened.volumes.iter().filter(|volume| volume.flash_only).cloned().collect();
                 let unwanted = self.shared().table.cache_opened(index, opened);
                 if let Some(engine) = unwanted {
-                    return engine.stop(Box::new(|stopped| match stopped.outcome {
-                        Ok(()) => {
-                            tracing::info!(
-                                event = "cache-released",
-                                "closed a cache that was released or replaced while it was opening"
-                            );
-                        }
-                        Err(error) => tracing::warn!(event = "cache-not-stopped", "{error}"),
+                    let name = self.shared().table.caches[index].display_name().to_owned();
+                    return engine.stop(Box::new(move |stopped| match stopped.outcome {
+                        Ok(()) => tracing::info!(
+                            event = "cache-released",
+                            "cache {name}: closed, as it was released or replaced while it was opening"
+                        ),
+                        Err(error) => tracing::warn!(
+                            event = "cache-not-stopped",
+                            "cache {name}: it was not stopped in order: {error}"
+                        ),
                     }));
                 }
                 self.shared().table.set_has_come(index);

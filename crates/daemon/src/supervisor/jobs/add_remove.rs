@@ -252,7 +252,7 @@ impl Supervisor {
         if begin.dry_run || matches!(looked, Looked::NotYet) {
             return Some(Shown::new(Verb::Add, begin.volume.clone(), State::Planned));
         }
-        let failure = Failure::new(Kind::NotFound, "its device was not looked for yet");
+        let failure = Failure::new(Kind::NotFound, "its device has not been looked for yet");
         entry.state = VolumeState::Waiting(failure);
         tracing::info!(event = "volume-added", "{}: it is served as soon as possible", begin.volume);
         Some(Shown::new(Verb::Add, begin.volume.clone(), State::Done))

@@ -177,7 +177,7 @@ impl Supervisor {
             Verb::Grow => self.plan_growth(&entry, &now, begin.size_bytes, &mut planned)?,
             Verb::Shrink => self.plan_shrinking(&entry, &now, begin, &mut planned)?,
             Verb::Add | Verb::Forget | Verb::Replace | Verb::Release | Verb::Import => {
-                unreachable!("it is planned elsewhere")
+                unreachable!("{} is planned elsewhere", begin.verb)
             }
             Verb::Attach => {
                 let target = self.cache_called(begin.cache.as_deref())?;
@@ -476,7 +476,7 @@ impl Supervisor {
         if let Some(error) = lost {
             tracing::error!(
                 event = "flush-failed",
-                "{name}: writes that its clients had not flushed may be lost: {error}"
+                "{name}: writes that its clients have not flushed may be lost: {error}"
             );
         }
         let Some(to) = to else {

@@ -232,7 +232,7 @@ impl Supervisor {
         let refused = |kind, why: &str| Failure::new(kind, format!("cannot add {name}")).why(why);
         if name.trim() != name || name.is_empty() || name.contains('/') || name.contains(names::is_unseen) {
             return Err(Failure::new(Kind::Usage, format!("cannot add \"{}\"", name.escape_debug())).why(
-                "a name must not be empty, have a slash or an invisible character in it, or begin or end with a blank",
+                "a name must not be empty, contain a slash or an invisible character, or begin or end with a blank",
             ));
         }
         let label = Label::from_text(name).ok_or_else(|| {

@@ -144,12 +144,9 @@ impl Supervisor {
                 let sentence =
                     |index: usize| format!("{} in {}", in_words(&all[index].left), all[index].cache);
                 let meant: Vec<_> = meant.into_iter().map(sentence).collect();
-                Err(Failure::new(
-                    Kind::AmbiguousName,
-                    format!("several volumes may be meant by `{}`", begin.volume),
-                )
-                .next(format!("name the UUID, and the cache with --cache: {}", meant.join(", ")))
-                .option("--cache"))
+                Err(Failure::new(Kind::AmbiguousName, format!("`{}` matches several volumes", begin.volume))
+                    .next(format!("name the UUID, and the cache with --cache: {}", meant.join(", ")))
+                    .option("--cache"))
             }
         }
     }
@@ -306,7 +303,7 @@ fn served(entry: &VolumeEntry, name: &str, cache: &str) -> Failure {
         _ if entry.is_flash_only() => format!("`bcached remove {name}` first"),
         NO_CACHE => format!("`bcached remove {name}` first"),
         _ => format!(
-            "`bcached detach {name}` takes it out of {cache} with all of its data; to give that up, `bcached remove {name}` first"
+            "`bcached detach {name}` takes it out of {cache} with all of its data; to give up its data in {cache} instead, `bcached remove {name}` first"
         ),
     };
     Failure::new(Kind::InUse, format!("cannot forget {name}")).why("it is served").next(next)

@@ -164,7 +164,7 @@ impl Supervisor {
         else {
             return;
         };
-        let not_looked = Failure::new(Kind::NotLooked, "its device was not looked for yet");
+        let not_looked = Failure::new(Kind::NotLooked, "its device has not been looked for yet");
         cache.state = CacheState::Waiting(not_looked.clone());
         shared.table.look_again(name, &not_looked);
     }

@@ -242,7 +242,7 @@ impl Supervisor {
             Ok(None) => {}
             Ok(Some(_)) => tracing::info!(
                 event = "job-begun",
-                "{name}: shrinking it to {}, as no more of it is to be served",
+                "{name}: shrinking it to {}, the size to which the configuration limits it",
                 exact(limit)
             ),
             Err(failure) => tracing::error!(event = "job-failed", "{name}: shrink: {failure}"),

@@ -77,6 +77,30 @@ enum First {
     Rate(u64),
 }
 
+impl First {
+    /// The option that the step sets.
+    const fn option(self) -> &'static str {
+        match self {
+            Self::Label(_) => LABEL,
+            Self::Rate(_) => writeback_rate::NAME,
+        }
+    }
+
+    /// The failure of the rest of a change whose first step is done.
+    fn alone(self, failure: Failure) -> Failure {
+        let option = self.option();
+        let what = match &*failure.what {
+            UNCHANGED => format!("only {option} was changed"),
+            what => format!("only {option} was changed: {what}"),
+        };
+        let next = failure.next.map(|next| next.replace(UNCHANGED, "nothing else was changed").into());
+        Failure { what: what.into(), next, ..failure }
+    }
+}
+
+/// What a failure says of a change that was not begun.
+const UNCHANGED: &str = "nothing was changed";
+
 /// The engine's answer to the first step.
 pub struct Ahead {
     asked: Asked,
@@ -211,32 +235,34 @@ impl Supervisor {
     pub fn ahead(&self, ahead: Ahead) {
         let Ahead { mut asked, text, first, changed, outcome } = ahead;
         let Owner::Volume(index) = asked.owner else { return };
-        let (done, option) = match first {
-            First::Label(label) => (self.labelled(index, label, outcome), LABEL),
-            First::Rate(_) => (self.paced(index, outcome), writeback_rate::NAME),
+        let done = match first {
+            First::Label(label) => self.labelled(index, label, outcome),
+            First::Rate(_) => self.paced(index, outcome),
         };
         if let Err(failure) = done {
             return asked.refuse(&text, failure);
         }
-        asked.change.set.remove(option);
+        asked.change.set.remove(first.option());
         if asked.change.set.is_empty() && asked.change.unset.is_empty() {
             return asked.answer(&text, changed);
         }
         let Some(view) = asked.owner.view(&self.shared().table) else { return };
         match self.plan(&view, &asked.change) {
-            Err(failure) => {
-                let what = format!("only {option} was changed: {}", failure.what);
-                asked.refuse(&text, Failure { what: what.into(), ..failure });
-            }
-            Ok(plan) => self.take_up(asked, &text, Plan { changed, ..plan }),
+            Err(failure) => asked.refuse(&text, first.alone(failure)),
+            Ok(plan) => self.take_up(asked, &text, Plan { first: Some(first), changed, ..plan }),
         }
     }
 
-    /// Stores the planned values, and puts them into force.
+    /// Stores the planned values, and puts them into force. The first step, if any, is done.
     fn take_up(&self, asked: Asked, text: &str, plan: Plan) {
-        let Plan { layers, file, is_written, changed, .. } = plan;
+        let Plan { layers, file, first, is_written, changed } = plan;
         if let Err(failure) = file.as_ref().map_or(Ok(()), SetFile::write) {
-            return asked.refuse(text, or_for_now(failure));
+            let failure = or_for_now(failure);
+            let failure = match first {
+                Some(first) => first.alone(failure),
+                None => failure,
+            };
+            return asked.refuse(text, failure);
         }
         let owner = asked.owner;
         owner.take(&mut self.shared().table, layers);
@@ -501,7 +527,7 @@ fn describe(view: &View, layers: &Layers, wanted: &Wanted, change: &Change) -> C
 /// The failure for values that contradict each other.
 fn not_together(wrong: Contradiction) -> Failure {
     let [one, other] = wrong.options;
-    Failure::new(Kind::Usage, "nothing was changed")
+    Failure::new(Kind::Usage, UNCHANGED)
         .why(wrong.what)
         .next(format!("set them together: `bcached set VOLUME {one}=.. {other}=..`"))
         .option(one)
@@ -509,5 +535,5 @@ fn not_together(wrong: Contradiction) -> Failure {
 
 /// Adds the hint for values that cannot be stored.
 fn or_for_now(failure: Failure) -> Failure {
-    failure.next("nothing was changed; `--runtime` changes it until the daemon stops")
+    failure.next(format!("{UNCHANGED}; `--runtime` changes it until the daemon stops"))
 }

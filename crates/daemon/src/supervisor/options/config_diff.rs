@@ -26,8 +26,8 @@ const OF_DEVICE: &str = "the next start; `bcached replace` moves its volumes to 
 const OF_CACHE: &str = "the next start, or `bcached attach` and `detach`";
 const OF_SIZE: &str = "the next start, or `bcached grow` and `shrink`";
 const OF_NAME: &str = "the next start, when the flash-only volume that has this name gets another one";
-const RUNTIME: &str = "it was set with --runtime: `bcached unset`, or the next start";
-const RELOAD: &str = "a reload, or the next start";
+const RUNTIME: &str = "`bcached unset` or the next start: it was set with --runtime";
+const RELOAD: &str = "a reload or the next start";
 
 /// The handler for the control thread.
 pub fn ask(events: Sender<Event>) -> AskDifferences {

@@ -210,7 +210,7 @@ pub fn resolve_cache(shared: &Mutex<Shared>, called: Called<'_>, among: Among) -
             return no_cache(called.typed, &known.iter().map(name).collect::<Vec<_>>());
         }
         let names: Vec<_> = meant.iter().map(|at| name(&known[*at])).collect();
-        Failure::new(Kind::AmbiguousName, format!("several caches may be meant by `{}`", called.typed))
+        Failure::new(Kind::AmbiguousName, format!("`{}` matches several caches", called.typed))
             .next(format!("name one of: {}", names.join(", ")))
     })
 }

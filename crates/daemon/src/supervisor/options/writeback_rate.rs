@@ -17,7 +17,7 @@ pub const NAME: &str = "writeback_rate";
 
 /// Reads the requested rate, in sectors a second.
 pub fn read(option: &Definition, value: &Value, runtime: bool) -> Result<u64, Failure> {
-    let Value::Rate(rate) = value else { unreachable!("it is the kind of {}", option.name) };
+    let Value::Rate(rate) = value else { unreachable!("the value of {} is a rate", option.name) };
     if runtime {
         return Ok(*rate);
     }

@@ -236,9 +236,11 @@ fn without_backing(info: &VolumeInfo, is_over: bool) -> Option<String> {
 /// Reports a cache whose device has failed so often that nothing is added to it.
 pub fn failing(errors: u64, health: &DiskHealth) -> String {
     let next = if is_full(health) { MAKE_ROOM } else { "replace the device" };
+    let operations =
+        if errors == 1 { "operation on its device has" } else { "operations on its device have" };
     format!(
-        "{errors} operations on its device have failed (io_error_limit): no new data is cached, and dirty data is \
-         written back; {next}, or raise the limit"
+        "{errors} {operations} failed (io_error_limit): no new data is cached, and dirty data is written back; {next}, \
+         or raise the limit"
     )
 }
 

@@ -109,7 +109,7 @@ impl Table {
                 label => label,
             };
             news.push(format!(
-                "cache {name}: slot {} of its table of volumes ({of}) is damaged: it is not what was written; no \
+                "cache {name}: slot {} of its table of volumes ({of}) may differ from what was written; no \
                  volume is served from it, and the cache keeps the data under that number",
                 slot.inode.0
             ));

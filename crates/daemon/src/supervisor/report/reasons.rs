@@ -27,7 +27,7 @@ pub fn not_served(entry: &VolumeEntry) -> Failure {
             failure.why("it was removed").next(format!("`bcached add {name}` serves it again"))
         }
         VolumeState::Served(_) | VolumeState::Attaching => {
-            failure.why("its cache is attaching it").next("try again in a moment")
+            failure.why("it is being attached").next("try again in a moment")
         }
     }
 }
@@ -179,7 +179,7 @@ impl Table {
             let name = volume.display_name();
             match &volume.state {
                 VolumeState::Waiting(failure) => Some(format!("volume {name}: {failure}")),
-                VolumeState::Attaching => Some(format!("volume {name}: its cache is still attaching it")),
+                VolumeState::Attaching => Some(format!("volume {name} is still being attached")),
                 _ => None,
             }
         });

@@ -89,7 +89,7 @@ fn state(entry: &VolumeEntry, opens: bool) -> Option<State> {
     let coming = |is_sure| Some(Coming { wait: entry.wait, is_sure }).filter(|_| entry.again.is_none());
     let (why, coming) = match &entry.state {
         VolumeState::Served(_) | VolumeState::Removed | VolumeState::Releasing => return None,
-        VolumeState::Attaching => ("its cache is attaching it".to_owned(), coming(true)),
+        VolumeState::Attaching => ("it is being attached".to_owned(), coming(true)),
         VolumeState::Waiting(failure) => (failure.to_string(), coming(opens)),
         VolumeState::Failed(failure) => (failure.to_string(), None),
         VolumeState::Stopped => ("it was stopped on request".to_owned(), None),

@@ -98,7 +98,7 @@ fn why_not(now: &VolumeInfo, explained: &Explained) -> Vec<String> {
     }
     if now.course.keeps_out() {
         why.push(
-            "the volume is being attached, detached or resized: nothing new is cached until that has ended"
+            "the volume is being attached, detached or grown: nothing new is cached until that has ended"
                 .to_owned(),
         );
     }
@@ -125,7 +125,7 @@ fn kept_out_by(
     let (noun, they) = if requests == 1 { ("request", "it") } else { ("requests", "they") };
     let (were, them) = if requests == 1 { ("was", "it") } else { ("were", "them") };
     let rule = match reason {
-        Bypass::OnItsWay => format!("{they} came while the volume was being attached or detached"),
+        Bypass::OnItsWay => format!("{they} came while the volume was being attached, detached or grown"),
         Bypass::Failing => {
             format!("{they} came after the cache device had failed too often (io_error_limit)")
         }

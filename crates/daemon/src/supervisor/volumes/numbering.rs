@@ -50,7 +50,7 @@ impl Table {
         let behind = others.map(|entry| entry.number + 1).max().unwrap_or(0).max(config.places_of_volumes);
         let is_free =
             |number: &usize| !config.numbers_asked.contains(number) && !self.is_number_taken(*number);
-        (behind..).find(is_free).expect("so many are not taken")
+        (behind..).find(is_free).expect("a number is free")
     }
 }
 

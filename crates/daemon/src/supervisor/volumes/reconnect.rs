@@ -231,7 +231,7 @@ impl Supervisor {
                 self.not_taken(volume, engine_error::of_return(name, &path, error), Absent::refused);
             }
             Err(NotTaken::Busy(limit)) => {
-                let why = format!("its requests are still in flight after {} s", limit.as_secs());
+                let why = format!("its requests in flight have not completed for {} s", limit.as_secs());
                 let failure = engine_error::not_taken_up(name, &path).why(why);
                 self.not_taken(volume, failure, Absent::refused);
             }
@@ -244,7 +244,7 @@ impl Supervisor {
                 if let Some(error) = lost {
                     tracing::error!(
                         event = "flush-failed",
-                        "{name}: writes that clients have not flushed may be lost: {error}"
+                        "{name}: writes that its clients have not flushed may be lost: {error}"
                     );
                 }
             }
