@@ -5,7 +5,6 @@ use bcached_control::jobs::Verb;
 use bcached_control::sizes::{exact, human, typed};
 use bcached_engine::{Doing, Error};
 use bcached_env::IoErrorKind;
-use bcached_host::NOT_GIVEN;
 use bcached_offline::bucket_memory;
 use bcached_uring::note::NoteError;
 use std::path::Path;
@@ -160,15 +159,15 @@ pub const RECOVERS: &str = "the next start recovers the set as after a crash";
 
 /// True if the set's metadata are invalid, or contradict each other.
 fn is_damage(error: &Error) -> bool {
-    match error {
-        Error::Inconsistent(why) => *why != NOT_GIVEN,
-        Error::Node { .. }
-        | Error::Format { .. }
-        | Error::NoJournal
-        | Error::JournalGap { .. }
-        | Error::JournalHidden { .. } => true,
-        _ => false,
-    }
+    matches!(
+        error,
+        Error::Inconsistent(_)
+            | Error::Node { .. }
+            | Error::Format { .. }
+            | Error::NoJournal
+            | Error::JournalGap { .. }
+            | Error::JournalHidden { .. }
+    )
 }
 
 /// What is damaged, for users: the exact bytes are for the log.
@@ -420,8 +419,6 @@ mod tests {
                 "{said}"
             );
         }
-        let of_machine = told(failed(Error::Inconsistent(NOT_GIVEN)));
-        assert!(of_machine.contains("the next start recovers the set"), "{of_machine}");
         let journal = told(failed(io(Doing::Journal, IoErrorKind::Io)));
         assert!(
             journal.contains("when its device works again, the next start recovers the set as after a crash"),

@@ -109,7 +109,11 @@ pub(crate) async fn close(host: &Host) {
     host.inner().machine.remove(disk);
 }
 
-async fn open(host: &Host) -> Result<CacheSet, Error> {
+/// Returns the bypass, opened if necessary.
+///
+/// # Errors
+/// It cannot be opened; the error says why.
+async fn open(host: &Host) -> Result<CacheSet, String> {
     if let Some((bypass, _)) = host.with(|state| state.bypass.clone()) {
         return Ok(bypass);
     }
@@ -124,5 +128,5 @@ async fn open(host: &Host) -> Result<CacheSet, Error> {
         Ok(bypass) => host.change(|state| state.bypass = Some((bypass.clone(), disk))),
         Err(_) => inner.machine.remove(disk),
     }
-    opened
+    opened.map_err(|error| error.to_string())
 }

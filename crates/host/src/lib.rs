@@ -44,16 +44,11 @@ pub mod translate;
 pub mod watch;
 pub mod workers;
 
-use bcached_engine::Error;
 use bcached_env::DiskId;
 use bcached_format::CacheSuperblock;
 pub use host::{Away, Host, Opening, State};
 pub use limits::Limits;
 pub use note::{NoNote, NoteSlot};
-
-/// The reason in an [`Error::Inconsistent`] of a set that could not be opened because the machine
-/// lacks something other than a device: memory, a file, a descriptor. The log has the details.
-pub const NOT_GIVEN: &str = "the machine lacks memory, a file or a descriptor that the engine needs";
 
 /// What a host needs of the machine besides the devices in its environment.
 pub trait Machine {
@@ -61,8 +56,8 @@ pub trait Machine {
     /// superblock's place.
     ///
     /// # Errors
-    /// The machine lacks the resources: [`NOT_GIVEN`].
-    fn memory_cache(&self, superblock: &CacheSuperblock) -> Result<DiskId, Error>;
+    /// The machine lacks memory, a file or a descriptor; in a sentence.
+    fn memory_cache(&self, superblock: &CacheSuperblock) -> Result<DiskId, String>;
 
     /// Removes a device that is no longer used. Operations in flight still complete.
     fn remove(&self, disk: DiskId);

@@ -1,7 +1,7 @@
 //! Shared code of the host's tests: a set in memory, on the real driver.
 
 use crate::{Host, Limits, Machine, NoNote, NoteSlot, Opening, bypass};
-use bcached_engine::{CacheSet, Error, Options, VolumeId};
+use bcached_engine::{CacheSet, Options, VolumeId};
 use bcached_env::{DiskId, Driver, Executor, Order};
 use bcached_format::{
     BackingFormat, BackingSuperblock, CacheMode, CacheSuperblock, DeviceFacts, RawSuperblock,
@@ -37,7 +37,7 @@ impl Rig {
 struct InMemory(Disks);
 
 impl Machine for InMemory {
-    fn memory_cache(&self, superblock: &CacheSuperblock) -> Result<DiskId, Error> {
+    fn memory_cache(&self, superblock: &CacheSuperblock) -> Result<DiskId, String> {
         Ok(self.0.add(device(&memory(bypass::SECTORS, &superblock.seal()[..]))))
     }
 

@@ -3,10 +3,9 @@
 use super::LeftNote;
 use crate::engine_error;
 use bcached_control::failure::Failure;
-use bcached_engine::Error;
 use bcached_env::{DiskId, Note};
 use bcached_format::{CacheSuperblock, Uuid};
-use bcached_host::{Machine, NOT_GIVEN, NoNote};
+use bcached_host::{Machine, NoNote};
 use bcached_offline::devices::memory;
 use bcached_uring::note::{NOTE_BYTES, NoteError};
 use bcached_uring::{Disks, MappedNote, NoteFate, NoteFound, NoteIdentity};
@@ -74,17 +73,12 @@ pub struct ThisMachine {
 }
 
 impl Machine for ThisMachine {
-    fn memory_cache(&self, superblock: &CacheSuperblock) -> Result<DiskId, Error> {
-        memory::with(superblock).map(|device| self.disks.add(device)).map_err(|failure| not_given(&failure))
+    fn memory_cache(&self, superblock: &CacheSuperblock) -> Result<DiskId, String> {
+        let device = memory::with(superblock).map_err(|failure| failure.to_string())?;
+        Ok(self.disks.add(device))
     }
 
     fn remove(&self, disk: DiskId) {
         drop(self.disks.remove(disk));
     }
-}
-
-/// Logs the reason, and returns the error for the engine.
-fn not_given(failure: &Failure) -> Error {
-    tracing::warn!(event = "cache-not-opened-again", "{failure}");
-    Error::Inconsistent(NOT_GIVEN)
 }

@@ -3,7 +3,6 @@
 use super::Process;
 use crate::disk::{Background, Device, Model};
 use crate::driver::World;
-use bcached_engine::Error;
 use bcached_env::DiskId;
 use bcached_format::{CacheSuperblock, SUPERBLOCK_SECTOR};
 use bcached_host::{Machine, bypass};
@@ -22,7 +21,7 @@ impl SimMachine {
 }
 
 impl Machine for SimMachine {
-    fn memory_cache(&self, superblock: &CacheSuperblock) -> Result<DiskId, Error> {
+    fn memory_cache(&self, superblock: &CacheSuperblock) -> Result<DiskId, String> {
         let block_sectors = u32::try_from(superblock.block_sectors()).expect("a block is small");
         let mut memory = Device::new(Model {
             volatile_cache: false,
