@@ -1,6 +1,6 @@
 # The entry points. Each target installs what is missing (as root: Debian packages, with apt) or
 # prints the exact command that does, then builds and runs.
-.PHONY: test check demo setup fuzz hunt sim bench bench-guest bench-model coverage mutants
+.PHONY: test check demo setup fuzz hunt sim bench bench-guest bench-model coverage mutants deny
 
 # Builds and runs the simulator without link-time optimisation. With it, a run would take 5 % less
 # time, but each build a minute more.
@@ -63,3 +63,9 @@ coverage:
 # workloads find it. Takes an hour or two.
 mutants:
 	@cargo xtask mutants
+
+# Checks the licences and sources of everything we depend on (deny.toml) with cargo-deny, which it
+# builds if it is missing. `cargo deny check advisories` needs the network.
+deny:
+	@command -v cargo-deny >/dev/null || cargo install --quiet --locked cargo-deny
+	@cargo deny check licenses bans sources
