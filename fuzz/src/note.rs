@@ -12,7 +12,7 @@
 //! them again when it is reopened, and accepts more.
 
 use bcached_env::{Note as _, NoteRecord};
-use bcached_uring::{MappedNote, NoteFound, NoteIdentity};
+use bcached_uring::{MappedNote, NoteContents, NoteIdentity};
 use std::path::Path;
 
 const IDENTITY: NoteIdentity = NoteIdentity { boot: [1; 16], set: [2; 16] };
@@ -45,7 +45,7 @@ fn folder() -> tempfile::TempDir {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Opened {
     /// What the note reported when it was opened.
-    pub found: NoteFound,
+    pub found: NoteContents,
     /// The records that it returned for its own session.
     pub recovered: Vec<NoteRecord>,
 }
@@ -66,8 +66,8 @@ pub fn note(data: &[u8]) -> Opened {
         "keys of a possible length"
     );
     let usable = match first.found {
-        NoteFound::Records(count) | NoteFound::Damaged { usable: count, .. } => count,
-        NoteFound::Nothing | NoteFound::OtherBoot | NoteFound::OtherSet => 0,
+        NoteContents::Records(count) | NoteContents::Damaged { usable: count, .. } => count,
+        NoteContents::Nothing | NoteContents::OtherBoot | NoteContents::OtherSet => 0,
     };
     assert_eq!(first.recovered.len(), usable, "{:?}", first.found);
     assert_eq!(note.room() + usable, capacity_of(&path));
@@ -87,7 +87,7 @@ pub fn note(data: &[u8]) -> Opened {
     assert_eq!(note.give_up(), [added]);
     drop(note);
     let (mut note, third) = open(&path);
-    let nothing = Opened { found: NoteFound::Nothing, recovered: Vec::new() };
+    let nothing = Opened { found: NoteContents::Nothing, recovered: Vec::new() };
     assert_eq!((third, note.given_up().last()), (nothing.clone(), Some(&added)));
     note.append(added);
     note.begin(77);

@@ -10,8 +10,8 @@ use bcached_check::{Options, ReadAt, check, dump};
 use bcached_format::checksum::{checksum, checksum_seeded};
 use bcached_format::key_check::{check_child_key, check_child_order, check_leaf_key, check_leaf_order};
 use bcached_format::{
-    BackingState, BsetPlace, DeviceFacts, Geometry, Inode, Jset, Key, KeyList, NodeLog, Pointer, PrioSet,
-    RawSuperblock, SetMagic, Superblock, Uuid, bset, jset as jset_format, prio as prio_format,
+    BackingState, DeviceGeometry, Geometry, Inode, Jset, Key, KeyList, NodeIdentity, NodeLog, Pointer,
+    PrioSet, RawSuperblock, SetMagic, Superblock, Uuid, bset, jset as jset_format, prio as prio_format,
     uuid as uuid_format,
 };
 use std::cell::RefCell;
@@ -75,7 +75,7 @@ pub fn superblock(data: &[u8]) {
         let count = bytes.get(206..208).map_or(0, |field| u16::from_le_bytes(field.try_into().unwrap()));
         mend_sum(bytes, 208 + 8 * usize::from(count), checksum);
     });
-    let facts = DeviceFacts { sectors: 1 << 24, logical_block_sectors: 1 };
+    let facts = DeviceGeometry { sectors: 1 << 24, logical_block_sectors: 1 };
     let Ok(raw) = RawSuperblock::from_bytes(&bytes) else { return };
     match raw.check(facts) {
         Ok(Superblock::Cache(mut superblock)) => {
@@ -96,7 +96,7 @@ pub fn superblock(data: &[u8]) {
 }
 
 pub fn node(data: &[u8]) {
-    let place = BsetPlace { magic: MAGIC, node: Pointer::from_word(0x90_0001) };
+    let place = NodeIdentity { magic: MAGIC, node: Pointer::from_word(0x90_0001) };
     let bytes = input(data, |bytes| {
         let mut at = 0;
         while at + bset::BSET_HEADER_BYTES <= bytes.len() {
@@ -168,7 +168,7 @@ pub fn uuid(data: &[u8]) {
 /// Returns a valid image with a tree of two levels, several sets, holes, and keys to replay.
 fn base_image() -> Vec<u8> {
     use crate::common::{clean, dirty};
-    let mut image = common::Image::with_tree(
+    let mut image = common::ImageBuilder::with_tree(
         &[&[dirty(16, 24, 100), clean(100, 116, 101)], &[Key::hole(Inode(0), 20, 22)]],
         &[&[dirty(2000, 2008, 102)], &[Key { inode: Inode(1), ..dirty(8, 16, 103) }]],
     );

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use bcached_check::{Bucket, Options, ReadAt, Report, Source, View, Volume, check};
+use bcached_check::{Bucket, DataSource, Options, ReadAt, Report, SetView, Volume, check};
 use bcached_format::Inode;
 
 use crate::set::CacheSet;
@@ -149,7 +149,7 @@ pub fn note_differing_copies(set: &mut CacheSet) -> Result<u64, OfflineError> {
         set.models.iter_mut().zip(volumes).zip(backings.iter().enumerate())
     {
         for piece in view.content(Inode(volume.inode), volume.start, model.sectors()) {
-            let Source::Cache { sector: copy, dirty: false } = piece.source else { continue };
+            let DataSource::Cache { sector: copy, dirty: false } = piece.source else { continue };
             let (mut above, mut below) = ([0; SECTOR_BYTES], [0; SECTOR_BYTES]);
             for offset in 0..piece.sectors {
                 let read = cache.read_at(copy + offset, &mut above);
@@ -195,7 +195,7 @@ fn open_images(cache: &Path, backings: &[PathBuf]) -> Result<(File, Vec<File>), 
 
 /// Reads a volume from its first sector to its last, as a stream.
 struct VolumeReader<'a, 'b> {
-    view: &'a View<'b>,
+    view: &'a SetView<'b>,
     inode: Inode,
     sector: u64,
     end: u64,

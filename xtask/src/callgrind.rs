@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 /// Instruction counts of a function.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
-struct Cost {
+struct FunctionCost {
     own: u64,
     /// Including the functions it calls. Recursive calls are counted again.
     all: u64,
@@ -12,9 +12,9 @@ struct Cost {
 
 /// Returns the costs by function. The file gives each name at its first use only, and a number
 /// after that.
-fn costs(dump: &str) -> BTreeMap<String, Cost> {
+fn costs(dump: &str) -> BTreeMap<String, FunctionCost> {
     let mut names: HashMap<&str, &str> = HashMap::new();
-    let mut costs: BTreeMap<String, Cost> = BTreeMap::new();
+    let mut costs: BTreeMap<String, FunctionCost> = BTreeMap::new();
     let (mut function, mut callee, mut is_call) = ("", "", false);
     for line in dump.lines() {
         if let Some(name) = line.strip_prefix("fn=") {
@@ -46,7 +46,7 @@ fn named<'a>(names: &mut HashMap<&'a str, &'a str>, name: &'a str) -> &'a str {
 /// Prints the functions of a phase with the highest cost by themselves.
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 pub fn print(phase: &str, dump: &str, depth: usize, requests: f64, functions: usize) {
-    let mut costs: Vec<(String, Cost)> = costs(dump).into_iter().collect();
+    let mut costs: Vec<(String, FunctionCost)> = costs(dump).into_iter().collect();
     costs.sort_by_key(|(_, cost)| std::cmp::Reverse(cost.own));
     println!("\n{phase}, depth {depth}\n\n| function | by itself | with what it calls |\n|---|---:|---:|");
     for (name, cost) in costs.iter().take(functions) {
@@ -62,7 +62,7 @@ mod tests {
     fn own_and_inclusive_costs_are_told_apart() {
         let dump = "fn=(1) main\n1 10\ncfn=(2) work\ncalls=3 7\n2 90\n+1 5\nfn=(2)\n7 60\ncfn=(2)\ncalls=1 7\n* 30\n";
         let costs = costs(dump);
-        assert_eq!(costs["main"], Cost { own: 15, all: 105 });
-        assert_eq!(costs["work"], Cost { own: 60, all: 60 });
+        assert_eq!(costs["main"], FunctionCost { own: 15, all: 105 });
+        assert_eq!(costs["work"], FunctionCost { own: 60, all: 60 });
     }
 }

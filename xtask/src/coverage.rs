@@ -20,7 +20,7 @@ const NAMED_BELOW_PERCENT: f64 = 95.0;
 
 /// Options of the hunt.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct CoverageArgs {
     /// CPU seconds to hunt.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
@@ -34,37 +34,37 @@ pub struct Args {
 
 /// The output of `llvm-cov export`, as far as it is used.
 #[derive(Deserialize)]
-struct Export {
-    data: Vec<Data>,
+struct CoverageExport {
+    data: Vec<CoverageData>,
 }
 
 #[derive(Deserialize)]
-struct Data {
-    files: Vec<File>,
+struct CoverageData {
+    files: Vec<FileCoverage>,
 }
 
 #[derive(Deserialize)]
-struct File {
+struct FileCoverage {
     filename: String,
     segments: Vec<Segment>,
-    summary: Summary,
+    summary: FileSummary,
 }
 
 /// Line, column, count, whether it has a count, whether a region begins, whether it is a gap.
 type Segment = (u64, u64, u64, bool, bool, bool);
 
 #[derive(Deserialize)]
-struct Summary {
-    lines: Lines,
+struct FileSummary {
+    lines: LineCounts,
 }
 
 #[derive(Deserialize, Clone, Copy, Default)]
-struct Lines {
+struct LineCounts {
     count: u64,
     covered: u64,
 }
 
-impl Lines {
+impl LineCounts {
     #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     fn percent(self) -> f64 {
         100.0 * self.covered as f64 / self.count.max(1) as f64
@@ -75,7 +75,7 @@ impl Lines {
 ///
 /// # Errors
 /// A tool that is missing or fails.
-pub fn run(args: &Args) -> Result<bool> {
+pub fn run(args: &CoverageArgs) -> Result<bool> {
     let origin = crate::origin();
     let work = crate::target(origin).join("coverage");
     let tools = tools()?;
@@ -97,7 +97,7 @@ pub fn run(args: &Args) -> Result<bool> {
     output(&mut merge)?;
     let mut export = Command::new(tools.join("llvm-cov"));
     export.arg("export").arg("--instr-profile").arg(&merged).arg(&simulator);
-    let export: Export =
+    let export: CoverageExport =
         serde_json::from_slice(&output(&mut export)?).context("cannot parse the output of llvm-cov")?;
     print(&export, origin, args.lines);
     Ok(found_nothing)
@@ -125,8 +125,8 @@ fn output(command: &mut Command) -> Result<Vec<u8>> {
     Ok(done.stdout)
 }
 
-fn print(export: &Export, origin: &Path, with_lines: bool) {
-    let mut crates: BTreeMap<&str, Lines> = BTreeMap::new();
+fn print(export: &CoverageExport, origin: &Path, with_lines: bool) {
+    let mut crates: BTreeMap<&str, LineCounts> = BTreeMap::new();
     let mut poor = Vec::new();
     let mut unreached = Vec::new();
     for file in export.data.iter().flat_map(|data| &data.files) {

@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 
 /// Options of the counts.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct InstructionArgs {
     /// Number of requests in flight; one run for each value.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 32])]
     depths: Vec<usize>,
@@ -30,7 +30,7 @@ pub struct Args {
 
 /// A phase, the cost in Open CAS (its tuned build, no copy), and our promised bound. Both are in
 /// instructions per request.
-struct Row {
+struct PhaseBound {
     phase: &'static str,
     what: &'static str,
     open_cas: u64,
@@ -38,7 +38,7 @@ struct Row {
 }
 
 /// The rows, in the order in which they are printed.
-const ROWS: [Row; 8] = [
+const ROWS: [PhaseBound; 8] = [
     row("read_hit_clean", "read hit, clean", 2210, 2200),
     row("read_hit_dirty", "read hit, dirty", 2268, 2200),
     row("write_hit_dirty", "write over dirty", 2845, 5900),
@@ -49,8 +49,8 @@ const ROWS: [Row; 8] = [
     row("miss_evict", "miss and fill, clean blocks are evicted", 5808, 5800),
 ];
 
-const fn row(phase: &'static str, what: &'static str, open_cas: u64, bound: u64) -> Row {
-    Row { phase, what, open_cas, bound }
+const fn row(phase: &'static str, what: &'static str, open_cas: u64, bound: u64) -> PhaseBound {
+    PhaseBound { phase, what, open_cas, bound }
 }
 
 /// The runs of the program, each with a set of its own.
@@ -58,14 +58,14 @@ const RUNS: [&str; 3] = ["hits", "inserts", "evictions"];
 
 /// The counts of a phase.
 #[derive(Clone)]
-struct Counted {
+struct PhaseCounts {
     instructions: u64,
     /// Device operations per request, and whatever else the program reports.
     asked: BTreeMap<String, f64>,
 }
 
 /// Counts and prints the results. Returns false if a bound is not met.
-pub fn run(args: &Args) -> Result<bool> {
+pub fn run(args: &InstructionArgs) -> Result<bool> {
     if args.depths.contains(&0) {
         bail!("--depths: each depth must be at least 1");
     }
@@ -100,7 +100,7 @@ fn is_there(program: &str) -> bool {
 /// Builds a program of the engine's benches, and returns its path.
 fn bench(name: &str) -> Result<PathBuf> {
     #[derive(Deserialize)]
-    struct Message {
+    struct CargoMessage {
         executable: Option<PathBuf>,
     }
     let mut cargo = crate::cargo();
@@ -119,7 +119,7 @@ fn bench(name: &str) -> Result<PathBuf> {
         bail!("cannot build the bench {name}");
     }
     let messages = String::from_utf8_lossy(&output.stdout);
-    let built = messages.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok());
+    let built = messages.lines().filter_map(|line| serde_json::from_str::<CargoMessage>(line).ok());
     built
         .filter_map(|message| message.executable)
         .next_back()
@@ -127,7 +127,12 @@ fn bench(name: &str) -> Result<PathBuf> {
 }
 
 /// Counts all phases with `depth` requests in flight.
-fn count(program: &Path, place: &Path, depth: usize, profile: usize) -> Result<BTreeMap<String, Counted>> {
+fn count(
+    program: &Path,
+    place: &Path,
+    depth: usize,
+    profile: usize,
+) -> Result<BTreeMap<String, PhaseCounts>> {
     let mut phases = BTreeMap::new();
     for run in RUNS {
         let file = place.join(format!("{run}.{depth}"));
@@ -162,17 +167,17 @@ fn requests(line: &str) -> Option<f64> {
 
 /// Returns the name and counts of a phase, from the program's output and callgrind's counts.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "instructions a request")]
-fn phase(line: &str, dump: &str) -> Option<(String, Counted)> {
+fn phase(line: &str, dump: &str) -> Option<(String, PhaseCounts)> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let total: f64 = dump.lines().find_map(|line| line.strip_prefix("totals: "))?.trim().parse().ok()?;
     let instructions = (total / requests(line)?).round() as u64;
     let pairs = words[1..].chunks_exact(2);
     let asked = pairs.filter_map(|pair| Some((pair[0].to_owned(), pair[1].parse().ok()?))).collect();
-    Some(((*words.first()?).to_owned(), Counted { instructions, asked }))
+    Some(((*words.first()?).to_owned(), PhaseCounts { instructions, asked }))
 }
 
 /// Prints the results as a table. Returns false if a bound is not met.
-fn print(phases: &BTreeMap<String, Counted>, depth: usize) -> bool {
+fn print(phases: &BTreeMap<String, PhaseCounts>, depth: usize) -> bool {
     println!("\n4 KiB at random places, depth {depth}: instructions of the engine for each\n");
     println!("| | counted | bound | | Open CAS, tuned | writes to the cache device | of metadata, bytes |");
     println!("|---|---:|---:|---|---:|---:|---:|");

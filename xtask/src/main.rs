@@ -28,21 +28,21 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Run every test program, several at a time.
-    Test(testing::Args),
+    Test(testing::TestArgs),
     /// Record how cargo starts a test program, instead of running it.
     #[command(hide = true)]
-    NoteTest(testing::NoteArgs),
+    NoteTest(testing::RecordArgs),
     /// Plant deliberate faults, one at a time, and let the simulator's random workloads look for
     /// them.
-    Mutants(mutants::Args),
+    Mutants(mutants::MutantArgs),
     /// Compare this daemon with other servers, on the same bytes.
-    Bench(bench::Args),
+    Bench(bench::BenchArgs),
     /// Count the instructions of a request in the engine alone, and the memory of a cached block.
-    Instructions(instructions::Args),
+    Instructions(instructions::InstructionArgs),
     /// Check that invariants are cited, links lead somewhere, and lines of prose are short.
     Documents,
     /// Print the share of the engine's lines that a hunt of the simulator reaches.
-    Coverage(coverage::Args),
+    Coverage(coverage::CoverageArgs),
 }
 
 fn main() -> ExitCode {

@@ -10,7 +10,7 @@
 //! numbers are tried for a median to be meaningful, more than half of the hunts must also find it
 //! within [`MEDIAN_SECONDS`].
 
-use crate::tree::Tree;
+use crate::tree::ScratchTree;
 use anyhow::{Context as _, Result, bail};
 use clap::builder::RangedU64ValueParser;
 use std::fs;
@@ -47,7 +47,7 @@ const BUILD: [(&str, &str); 3] = [
 
 /// Which faults to plant, and how long to hunt.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct MutantArgs {
     /// Plant only the fault of this name (its file without `.patch`).
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
@@ -77,7 +77,7 @@ struct Mutant {
 ///
 /// # Errors
 /// A patch that does not apply, a tree that does not build, or a name that does not exist.
-pub fn run(args: &Args) -> Result<bool> {
+pub fn run(args: &MutantArgs) -> Result<bool> {
     let origin = crate::origin();
     let work = crate::target(origin).join("mutants");
     let folder = origin.join("crates/sim/mutants");
@@ -86,7 +86,7 @@ pub fn run(args: &Args) -> Result<bool> {
         mutants.extend(all(&folder.join(UNFOUND))?);
     }
     let mutants = select(mutants, args, origin)?;
-    let tree = Tree::of(origin, work.join("tree"))?;
+    let tree = ScratchTree::of(origin, work.join("tree"))?;
     let mut missed = Vec::new();
     for mutant in &mutants {
         tree.restore()?;
@@ -136,7 +136,7 @@ fn all(folder: &Path) -> Result<Vec<Mutant>> {
 }
 
 /// Returns the faults that `args` select.
-fn select(mut mutants: Vec<Mutant>, args: &Args, origin: &Path) -> Result<Vec<Mutant>> {
+fn select(mut mutants: Vec<Mutant>, args: &MutantArgs, origin: &Path) -> Result<Vec<Mutant>> {
     if let Some(name) = &args.only {
         mutants.retain(|mutant| mutant.name == *name);
         if mutants.is_empty() {
@@ -230,22 +230,22 @@ fn fails(mutant: &Mutant, words: &[String], tree: &Path, target: &Path) -> Resul
         bail!("cannot build its tests: {}", last_words(&built));
     }
     let began = Instant::now();
-    let verdict = Verdict::of(&tests(&[])?)?;
-    let word = if verdict == Verdict::Failed { "caught" } else { "NOT CAUGHT" };
+    let verdict = TestResult::of(&tests(&[])?)?;
+    let word = if verdict == TestResult::Failed { "caught" } else { "NOT CAUGHT" };
     println!("{:<44} {word}: by its tests, {:.1} s", mutant.name, began.elapsed().as_secs_f64());
-    Ok(verdict == Verdict::Failed)
+    Ok(verdict == TestResult::Failed)
 }
 
 /// The result of tests.
 #[derive(PartialEq, Debug)]
-enum Verdict {
+enum TestResult {
     /// One of them failed.
     Failed,
     /// All that ran passed.
     Passed,
 }
 
-impl Verdict {
+impl TestResult {
     /// Returns the verdict of a run of `cargo test`. Only the output of the tests themselves
     /// counts.
     fn of(done: &Output) -> Result<Self> {
@@ -266,7 +266,7 @@ impl Verdict {
 
 /// Hunts with each starting number, and prints how long that took. Returns whether the fault counts
 /// as caught.
-fn is_found(mutant: &Mutant, simulator: &Path, args: &Args) -> Result<bool> {
+fn is_found(mutant: &Mutant, simulator: &Path, args: &MutantArgs) -> Result<bool> {
     let mut times = hunts(simulator, args)?;
     times.sort_unstable_by(f64::total_cmp);
     let (median, worst) = (median(&times), times.last().context("there is a start")?);
@@ -284,7 +284,7 @@ fn median(sorted: &[f64]) -> f64 {
 
 /// Returns the seconds after which each of the hunts found something. Several hunts run at once,
 /// one per processor.
-fn hunts(simulator: &Path, args: &Args) -> Result<Vec<f64>> {
+fn hunts(simulator: &Path, args: &MutantArgs) -> Result<Vec<f64>> {
     let (next, times) = (AtomicU64::new(1), Mutex::new(Vec::new()));
     let hunter = || -> Result<()> {
         loop {
@@ -315,16 +315,16 @@ fn hunt(simulator: &Path, from: u64, limit: u64) -> Result<Option<f64>> {
     hunt.args(["--seconds", &limit.to_string()]);
     let began = Instant::now();
     let done = hunt.stdin(Stdio::null()).output().context("cannot start the simulator")?;
-    Ok(match Ending::of(&done)? {
-        Ending::Nothing => None,
-        Ending::Found { seconds } => Some(seconds),
-        Ending::Died => Some(began.elapsed().as_secs_f64()),
+    Ok(match HuntResult::of(&done)? {
+        HuntResult::Nothing => None,
+        HuntResult::Found { seconds } => Some(seconds),
+        HuntResult::Died => Some(began.elapsed().as_secs_f64()),
     })
 }
 
 /// How a hunt ended.
 #[derive(PartialEq, Debug)]
-enum Ending {
+enum HuntResult {
     /// It ran out of time.
     Nothing,
     /// It found something after this many CPU seconds.
@@ -334,7 +334,7 @@ enum Ending {
     Died,
 }
 
-impl Ending {
+impl HuntResult {
     /// Returns how the hunt ended, from its output. A simulator that could not hunt has caught
     /// nothing, and neither has one with unknown output.
     fn of(done: &Output) -> Result<Self> {
@@ -376,9 +376,9 @@ mod tests {
 
     /// Returns the ending of a process with the given `wait` status: an exit status, or the signal
     /// that killed it.
-    fn ending(wait: i32, told: &str) -> Result<Ending> {
+    fn ending(wait: i32, told: &str) -> Result<HuntResult> {
         let status = ExitStatus::from_raw(wait);
-        Ending::of(&Output { status, stdout: told.into(), stderr: b"sim: no such thing\n".to_vec() })
+        HuntResult::of(&Output { status, stdout: told.into(), stderr: b"sim: no such thing\n".to_vec() })
     }
 
     const fn exited(status: i32) -> i32 {
@@ -404,12 +404,12 @@ mod tests {
     fn only_a_finding_is_a_finding() {
         let rounds = "hunt 1, drawing 7\nround 0: points 17, 12 crashes, 0.1 s\n";
         let found = format!("{rounds}found in round 1 after 3.5 s: it panicked\n  again: sim run\n");
-        assert_eq!(ending(exited(1), &found).unwrap(), Ending::Found { seconds: 3.5 });
+        assert_eq!(ending(exited(1), &found).unwrap(), HuntResult::Found { seconds: 3.5 });
         let nothing = format!("{rounds}1 rounds, nothing found\n");
-        assert_eq!(ending(exited(0), &nothing).unwrap(), Ending::Nothing);
+        assert_eq!(ending(exited(0), &nothing).unwrap(), HuntResult::Nothing);
         let inside = format!("{rounds}round 1: mixed 18");
-        assert_eq!(ending(ABORTED, &inside).unwrap(), Ending::Died);
-        assert_eq!(ending(exited(101), &inside).unwrap(), Ending::Died);
+        assert_eq!(ending(ABORTED, &inside).unwrap(), HuntResult::Died);
+        assert_eq!(ending(exited(101), &inside).unwrap(), HuntResult::Died);
         for (wait, told) in [
             (exited(2), ""),
             (exited(2), &found),
@@ -438,12 +438,12 @@ mod tests {
     fn only_a_failed_test_is_a_failed_test() {
         let verdict = |wait: i32, told: &str| {
             let status = ExitStatus::from_raw(wait);
-            Verdict::of(&Output { status, stdout: told.into(), stderr: b"error: no such test\n".to_vec() })
+            TestResult::of(&Output { status, stdout: told.into(), stderr: b"error: no such test\n".to_vec() })
         };
         let failed = "running 2 tests\n.F\ntest result: FAILED. 1 passed; 1 failed\n";
-        assert_eq!(verdict(exited(101), failed).unwrap(), Verdict::Failed);
+        assert_eq!(verdict(exited(101), failed).unwrap(), TestResult::Failed);
         let passed = "running 2 tests\n..\ntest result: ok. 2 passed; 0 failed\n";
-        assert_eq!(verdict(exited(0), passed).unwrap(), Verdict::Passed);
+        assert_eq!(verdict(exited(0), passed).unwrap(), TestResult::Passed);
         for (wait, told) in [
             (exited(0), "running 0 tests\ntest result: ok. 0 passed\n"),
             (exited(0), ""),
@@ -465,13 +465,13 @@ mod tests {
     #[test]
     fn nothing_is_not_a_number_of_faults_or_starts() {
         #[derive(Parser)]
-        struct Cli {
+        struct TestCli {
             #[command(flatten)]
-            _args: Args,
+            _args: MutantArgs,
         }
         for option in ["--rotate", "--starts"] {
-            assert!(Cli::try_parse_from(["mutants", option, "1"]).is_ok());
-            let refused = Cli::try_parse_from(["mutants", option, "0"]).err().expect("none is refused");
+            assert!(TestCli::try_parse_from(["mutants", option, "1"]).is_ok());
+            let refused = TestCli::try_parse_from(["mutants", option, "0"]).err().expect("none is refused");
             assert!(refused.to_string().contains("0 is not in 1.."), "{refused}");
         }
     }

@@ -12,13 +12,13 @@ use std::process::{Command, Stdio};
 const LEFT_OUT: [&str; 4] = ["target", ".git", "fuzz", "crates/sim/mutants"];
 
 /// The scratch copy.
-pub struct Tree {
+pub struct ScratchTree {
     origin: PathBuf,
     /// Its root folder.
     pub root: PathBuf,
 }
 
-impl Tree {
+impl ScratchTree {
     /// Creates the copy of `origin` in `root`, or brings an existing one up to date.
     ///
     /// # Errors
@@ -136,7 +136,7 @@ mod tests {
         let copied = ["crates/engine/src/target/mod.rs", "crates/sim/src/mutants/one.rs", "mutants"];
         let left_out = ["target/release/sim", "fuzz/run", "crates/sim/mutants/one.patch"];
         copied.iter().chain(&left_out).for_each(|path| put(&origin, path, "text"));
-        Tree::of(&origin, root.clone()).unwrap();
+        ScratchTree::of(&origin, root.clone()).unwrap();
         let is_there = |path: &&str| root.join(path).exists();
         assert!(copied.iter().all(is_there));
         assert!(!left_out.iter().any(is_there));
@@ -153,7 +153,7 @@ mod tests {
             "--- a/file\n+++ b/file\n@@ -1,5 +1,5 @@\n one\n {\n-    go();\n+    stop();\n }\n two\n",
         );
         put(&origin, "file", "one\n{\n    go();\n}\ntwo\n");
-        let tree = Tree::of(&origin, work.join("copy")).unwrap();
+        let tree = ScratchTree::of(&origin, work.join("copy")).unwrap();
         tree.apply(&patch).unwrap();
         assert!(fs::read_to_string(tree.root.join("file")).unwrap().contains("stop()"));
         // The place that it was made for is gone, and the same line occurs in braces elsewhere.

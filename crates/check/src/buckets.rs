@@ -1,6 +1,6 @@
 //! Tracks the state of each bucket: its generation, its use, and how much of it is live.
 
-use crate::damage::{DamageKind, Place, Structure, Use};
+use crate::damage::{BucketUse, DamageKind, Location, Structure};
 use crate::findings::Findings;
 use bcached_format::{BucketPrio, Gen, Geometry, JsetHeader, Key, Pointer, SECTOR_BYTES, prio};
 use serde::Serialize;
@@ -14,7 +14,7 @@ pub struct Bucket {
     /// Priority as stored.
     pub prio: u16,
     /// What the bucket is used for.
-    pub usage: Use,
+    pub usage: BucketUse,
     /// Sectors of live extents in the bucket.
     pub live_sectors: u32,
     /// How many of these sectors are dirty.
@@ -48,7 +48,8 @@ impl Buckets {
 
     /// Adds the next bucket, as stored in the priority chain.
     pub fn push(&mut self, stored: BucketPrio) {
-        let usage = if (self.list.len() as u64) < self.first { Use::Superblock } else { Use::Free };
+        let usage =
+            if (self.list.len() as u64) < self.first { BucketUse::Superblock } else { BucketUse::Free };
         self.list.push(Bucket {
             generation: stored.generation.0,
             prio: stored.prio,
@@ -113,12 +114,13 @@ impl Buckets {
 
     /// Records what the bucket at `sector` is used for, and returns whether that use is possible.
     /// Data may share a bucket with data; every other use needs a bucket of its own.
-    pub fn claim(&mut self, sector: u64, usage: Use, place: Place, findings: &mut Findings) -> bool {
+    pub fn claim(&mut self, sector: u64, usage: BucketUse, place: Location, findings: &mut Findings) -> bool {
         let bucket = sector / self.bucket_sectors;
         let Some(slot) = usize::try_from(bucket).ok().and_then(|index| self.list.get_mut(index)) else {
             return false;
         };
-        let free = slot.usage == Use::Free || (slot.usage == Use::Data && usage == Use::Data);
+        let free =
+            slot.usage == BucketUse::Free || (slot.usage == BucketUse::Data && usage == BucketUse::Data);
         if free {
             slot.usage = usage;
         } else {
@@ -156,11 +158,11 @@ pub(crate) fn read_chain(
     for index in 0..geometry.prio_sets() {
         if !geometry.is_usable(next) || !seen.insert(next) {
             let kind = DamageKind::PrioBucket { index, found: next };
-            findings.error(Place::whole(Structure::Priorities), kind);
+            findings.error(Location::whole(Structure::Priorities), kind);
             return None;
         }
         let sector = next * geometry.bucket_sectors;
-        let place = Place::cache(Structure::Priorities, sector);
+        let place = Location::cache(Structure::Priorities, sector);
         let bytes = crate::read_or_report(image, place, sector, geometry.meta_bytes(), findings)?;
         let set = match bcached_format::PrioSet::parse(&bytes, geometry.magic) {
             Ok(set) => set,

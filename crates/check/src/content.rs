@@ -1,20 +1,20 @@
 //! Checks the content of a set: the leaves, with the journal replayed over them in memory.
 
 use crate::buckets::{Buckets, STALE_MAX};
-use crate::damage::{DamageKind, Place, Structure, Use};
+use crate::damage::{BucketUse, DamageKind, Location, Structure};
 use crate::extents::ExtentMap;
 use crate::findings::Findings;
 use crate::image::ReadAt;
-use crate::journal::{self, Journal};
-use crate::tree::{self, NodeRef, Tree};
-use crate::volumes::{self, Backing, Volume};
+use crate::journal::{self, JournalScan};
+use crate::tree::{self, NodeRef, TreeWalk};
+use crate::volumes::{self, BackingDevice, Volume};
 use bcached_format::key_check::check_leaf_key;
 use bcached_format::{Geometry, Inode, Key};
 use std::collections::BTreeMap;
 
 /// The journal's keys after a replay.
 #[derive(Debug, Default)]
-pub(crate) struct Replay {
+pub(crate) struct ReplayedKeys {
     /// Keys and holes to be laid over the leaves. A void key, whose bucket was reused, becomes a
     /// hole, as after a kernel's replay. The data that it hid is older than what was there when its
     /// bucket was given up.
@@ -28,10 +28,10 @@ pub(crate) struct Replay {
 pub(crate) fn replay(
     image: &dyn ReadAt,
     geometry: &Geometry,
-    journal: &Journal,
+    journal: &JournalScan,
     buckets: &mut Buckets,
     findings: &mut Findings,
-) -> Replay {
+) -> ReplayedKeys {
     let mut good = Vec::new();
     for entry in &journal.needed {
         for key in journal::keys_of(image, geometry, *entry, findings) {
@@ -39,7 +39,7 @@ pub(crate) fn replay(
                 Ok(()) => good.push(key),
                 Err(error) => {
                     let kind = DamageKind::JournalKey { seq: entry.seq, key, error };
-                    findings.error(Place::cache(Structure::Journal, entry.sector), kind);
+                    findings.error(Location::cache(Structure::Journal, entry.sector), kind);
                 }
             }
         }
@@ -47,7 +47,7 @@ pub(crate) fn replay(
     for key in &good {
         buckets.raise(key);
     }
-    let mut replay = Replay { count: good.len() as u64, ..Replay::default() };
+    let mut replay = ReplayedKeys { count: good.len() as u64, ..ReplayedKeys::default() };
     for key in good {
         let is_void = is_void(buckets, &key);
         replay.keys.insert(if is_void { Key::hole(key.inode, key.start(), key.end) } else { key });
@@ -65,7 +65,7 @@ pub(crate) fn of_leaf(
     image: &dyn ReadAt,
     geometry: &Geometry,
     leaf: &NodeRef,
-    replay: &Replay,
+    replay: &ReplayedKeys,
     findings: &mut Findings,
 ) -> ExtentMap {
     let mut content = tree::leaf_content(image, geometry, leaf, findings);
@@ -76,27 +76,27 @@ pub(crate) fn of_leaf(
 }
 
 /// A run of live data on the cache device.
-struct LiveRun {
+struct LiveExtent {
     sector: u64,
     end: u64,
 }
 
 /// The inputs of the last pass over the leaves.
-pub(crate) struct Judge<'a> {
+pub(crate) struct ContentCheck<'a> {
     pub image: &'a dyn ReadAt,
     pub geometry: Geometry,
-    pub backings: &'a [Option<Backing>],
+    pub backings: &'a [Option<BackingDevice>],
     pub backing_images: &'a [&'a dyn ReadAt],
-    pub replay: &'a Replay,
+    pub replay: &'a ReplayedKeys,
     pub compare_clean: bool,
 }
 
-impl Judge<'_> {
+impl ContentCheck<'_> {
     /// Checks every extent of the tree's final content, and counts the live sectors. Returns the
     /// number of dirty sectors that belong to no volume.
     pub fn judge(
         &self,
-        tree: &Tree,
+        tree: &TreeWalk,
         buckets: &mut Buckets,
         volumes: &mut BTreeMap<Inode, Volume>,
         findings: &mut Findings,
@@ -118,7 +118,7 @@ impl Judge<'_> {
                     nobodys += dirty;
                 }
                 let pointers = key.pointers.as_slice().iter();
-                runs.extend(pointers.map(|pointer| LiveRun {
+                runs.extend(pointers.map(|pointer| LiveExtent {
                     sector: pointer.sector(),
                     end: pointer.sector() + key.sectors(),
                 }));
@@ -139,7 +139,7 @@ impl Judge<'_> {
     ) {
         let place = leaf.place();
         for pointer in key.pointers.as_slice() {
-            buckets.claim(pointer.sector(), Use::Data, place, findings);
+            buckets.claim(pointer.sector(), BucketUse::Data, place, findings);
             let block = self.geometry.block_sectors;
             if ![key.start(), key.end, pointer.sector()].iter().all(|sector| sector.is_multiple_of(block)) {
                 findings.error(place, DamageKind::Unaligned { key: *key });
@@ -190,7 +190,7 @@ impl Judge<'_> {
 
     /// Returns true if the backing device says that its cached data must not be used any more.
     fn is_stale(&self, backing: usize) -> bool {
-        self.backings.get(backing).and_then(Option::as_ref).is_some_and(Backing::is_stale)
+        self.backings.get(backing).and_then(Option::as_ref).is_some_and(BackingDevice::is_stale)
     }
 
     fn judge_volumes(&self, volumes: &BTreeMap<Inode, Volume>, findings: &mut Findings) {
@@ -198,7 +198,7 @@ impl Judge<'_> {
             let Some(index) = volume.backing else { continue };
             if self.is_stale(index) {
                 let kind = DamageKind::DirtyButStale { sectors: volume.dirty_sectors };
-                findings.warn(Place::backing(index), kind);
+                findings.warn(Location::backing(index), kind);
             }
         }
     }
@@ -218,13 +218,13 @@ fn judge_dead(key: &Key, leaf: &NodeRef, buckets: &Buckets, findings: &mut Findi
 }
 
 /// Reports sectors that belong to two live extents.
-fn report_shared(mut runs: Vec<LiveRun>, findings: &mut Findings) {
+fn report_shared(mut runs: Vec<LiveExtent>, findings: &mut Findings) {
     runs.sort_by_key(|run| (run.sector, run.end));
     let mut reach = 0;
     for run in runs {
         if run.sector < reach {
             let kind = DamageKind::SectorTwice { sector: run.sector, end: reach.min(run.end) };
-            findings.error(Place::cache(Structure::Content, run.sector), kind);
+            findings.error(Location::cache(Structure::Content, run.sector), kind);
         }
         reach = reach.max(run.end);
     }

@@ -51,7 +51,7 @@ pub enum Structure {
 
 /// A node of the B-tree, identified by its place on disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub struct NodePlace {
+pub struct NodeLocation {
     /// Level of the node; 0 is a leaf.
     pub level: u16,
     /// First sector of the node.
@@ -66,7 +66,7 @@ pub struct NodePlace {
 
 /// The place of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub struct Place {
+pub struct Location {
     /// The device.
     pub device: Device,
     /// The structure.
@@ -75,13 +75,13 @@ pub struct Place {
     /// about the whole structure.
     pub sector: Option<u64>,
     /// The node, for findings in the tree.
-    pub node: Option<NodePlace>,
+    pub node: Option<NodeLocation>,
 }
 
 /// What a bucket is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Use {
+pub enum BucketUse {
     /// Unused.
     Free,
     /// The bucket lies before the first usable one.
@@ -379,9 +379,9 @@ pub enum DamageKind {
         /// The bucket.
         bucket: u64,
         /// Use seen first.
-        first: Use,
+        first: BucketUse,
         /// The other use.
-        second: Use,
+        second: BucketUse,
     },
     /// Two live extents share data.
     #[error("sectors {sector} to {end} belong to two live extents")]
@@ -496,7 +496,7 @@ pub struct Damage {
     /// How bad it is.
     pub severity: Severity,
     /// Where it is.
-    pub place: Place,
+    pub place: Location,
     /// What it is.
     pub kind: DamageKind,
 }
@@ -510,7 +510,7 @@ impl fmt::Display for Device {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let structure = match self.structure {
             Structure::Superblock => "superblock",
@@ -540,14 +540,14 @@ impl fmt::Display for Damage {
 impl Serialize for Damage {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
-        struct Flat {
+        struct DamageFields {
             severity: Severity,
             kind: String,
             #[serde(flatten)]
-            place: Place,
+            place: Location,
             message: String,
         }
-        let flat = Flat {
+        let flat = DamageFields {
             severity: self.severity,
             kind: self.kind.name(),
             place: self.place,
@@ -562,7 +562,7 @@ pub(crate) fn as_text<T: fmt::Display, S: Serializer>(value: &T, serializer: S) 
     serializer.collect_str(value)
 }
 
-impl Place {
+impl Location {
     /// Returns the place of a structure of the cache device that starts at `sector`.
     pub(crate) const fn cache(structure: Structure, sector: u64) -> Self {
         Self { device: Device::Cache, structure, sector: Some(sector), node: None }
@@ -574,7 +574,7 @@ impl Place {
     }
 
     /// Returns the place of a node.
-    pub(crate) const fn node(node: NodePlace) -> Self {
+    pub(crate) const fn node(node: NodeLocation) -> Self {
         Self {
             device: Device::Cache,
             structure: Structure::Node,

@@ -3,7 +3,7 @@
 //! A dump shows what is on disk, also where a check would complain: after damage it continues as
 //! far as it can.
 
-use crate::damage::{Place, Structure, as_text};
+use crate::damage::{Location, Structure, as_text};
 use crate::findings::Findings;
 use crate::image::ReadAt;
 use crate::{buckets, journal, tree, volumes};
@@ -205,7 +205,7 @@ fn dump_set(cache: &dyn ReadAt, visit: &mut dyn FnMut(Record), findings: &mut Fi
             visit(Record::Bucket { index, prio: bucket.prio, generation: bucket.generation });
         }
     }
-    let place = Place::cache(Structure::Journal, journal.newest.sector);
+    let place = Location::cache(Structure::Journal, journal.newest.sector);
     let header = journal.header;
     let table = volumes::read_table(
         cache,
@@ -260,11 +260,11 @@ fn dump_entry(
     cache: &dyn ReadAt,
     geometry: &Geometry,
     index: usize,
-    entry: journal::Entry,
+    entry: journal::JournalEntry,
     visit: &mut dyn FnMut(Record),
     findings: &mut Findings,
 ) {
-    let place = Place::cache(Structure::Journal, entry.sector);
+    let place = Location::cache(Structure::Journal, entry.sector);
     let Some(bytes) = crate::read_or_report(cache, place, entry.sector, entry.bytes, findings) else {
         return;
     };
@@ -313,9 +313,9 @@ impl KeyRecord {
 }
 
 /// The key of a child: its end is the child's last position, and its size means nothing.
-struct Child<'a>(&'a KeyRecord);
+struct ChildKey<'a>(&'a KeyRecord);
 
-impl fmt::Display for Child<'_> {
+impl fmt::Display for ChildKey<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "up to {}:{}", self.0.inode, self.0.end)?;
         self.0.pointers.iter().try_for_each(|pointer| write!(f, " -> {pointer}"))
@@ -323,9 +323,9 @@ impl fmt::Display for Child<'_> {
 }
 
 /// A key of which only the pointers mean something.
-struct Pointers<'a>(&'a KeyRecord);
+struct PointerList<'a>(&'a KeyRecord);
 
-impl fmt::Display for Pointers<'_> {
+impl fmt::Display for PointerList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.pointers.join(" -> "))
     }
@@ -353,7 +353,7 @@ impl fmt::Display for NodeRecord {
             for key in &set.keys {
                 match self.level {
                     0 => write!(f, "\n    {key}")?,
-                    _ => write!(f, "\n    {}", Child(key))?,
+                    _ => write!(f, "\n    {}", ChildKey(key))?,
                 }
             }
         }
@@ -383,7 +383,7 @@ impl fmt::Display for Record {
                 ..
             } => {
                 write!(f, "journal entry {seq} needs {last_seq} bucket {bucket} sector {sector}")?;
-                let (root, uuids) = (Pointers(root), Pointers(uuids));
+                let (root, uuids) = (PointerList(root), PointerList(uuids));
                 write!(f, " root {root} level {root_level} uuids {uuids} prios in bucket {prio_bucket}")?;
                 keys.iter().try_for_each(|key| write!(f, "\n    {key}"))
             }

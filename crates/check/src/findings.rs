@@ -1,13 +1,13 @@
 //! Collects the findings of a check: bounded, counted, and with what they leave unknown.
 
-use crate::damage::{Damage, DamageKind, Place, Severity};
-use crate::known::Doubts;
+use crate::damage::{Damage, DamageKind, Location, Severity};
+use crate::known::Unknowns;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// How many findings there are of one kind.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Count {
+pub struct FindingCount {
     /// How bad it is.
     pub severity: Severity,
     /// Name of the kind: [`DamageKind::name`].
@@ -24,24 +24,24 @@ pub(crate) struct Findings {
     limit: usize,
     left_out: u64,
     counts: BTreeMap<(Severity, String), u64>,
-    doubts: Doubts,
+    doubts: Unknowns,
 }
 
 impl Findings {
     pub fn new(limit: usize) -> Self {
-        let (list, counts, doubts) = (Vec::new(), BTreeMap::new(), Doubts::default());
+        let (list, counts, doubts) = (Vec::new(), BTreeMap::new(), Unknowns::default());
         Self { list, limit, left_out: 0, counts, doubts }
     }
 
-    pub fn error(&mut self, place: Place, kind: DamageKind) {
+    pub fn error(&mut self, place: Location, kind: DamageKind) {
         self.add(Severity::Error, place, kind);
     }
 
-    pub fn warn(&mut self, place: Place, kind: DamageKind) {
+    pub fn warn(&mut self, place: Location, kind: DamageKind) {
         self.add(Severity::Warning, place, kind);
     }
 
-    fn add(&mut self, severity: Severity, place: Place, kind: DamageKind) {
+    fn add(&mut self, severity: Severity, place: Location, kind: DamageKind) {
         self.doubts.add(&place, &kind);
         if self.limit == 0 {
             // The caller discards the findings.
@@ -59,15 +59,15 @@ impl Findings {
     }
 
     /// Returns what the findings leave unknown.
-    pub const fn doubts(&self) -> &Doubts {
+    pub const fn doubts(&self) -> &Unknowns {
         &self.doubts
     }
 
     /// Returns the findings, the number that were left out, and the count of each kind, worst
     /// first.
-    pub fn into_parts(self) -> (Vec<Damage>, u64, Vec<Count>) {
+    pub fn into_parts(self) -> (Vec<Damage>, u64, Vec<FindingCount>) {
         let counts = self.counts.into_iter().rev();
-        let counts = counts.map(|((severity, kind), count)| Count { severity, kind, count });
+        let counts = counts.map(|((severity, kind), count)| FindingCount { severity, kind, count });
         (self.list, self.left_out, counts.collect())
     }
 }

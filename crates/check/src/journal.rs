@@ -5,7 +5,7 @@
 //! So damage to the newest entry alone cannot be told from a crash, and is reported as a warning.
 //! An older needed entry is noticed by its missing sequence number.
 
-use crate::damage::{DamageKind, Place, Structure};
+use crate::damage::{DamageKind, Location, Structure};
 use crate::findings::Findings;
 use crate::image::ReadAt;
 use bcached_format::checksum::checksum;
@@ -26,7 +26,7 @@ const CHUNK_SECTORS: u64 = 2048;
 
 /// A complete entry and its place.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct JournalEntry {
     pub seq: u64,
     pub last_seq: u64,
     pub sector: u64,
@@ -44,21 +44,21 @@ struct LogEnd {
 
 /// The result of a scan.
 #[derive(Debug)]
-pub(crate) struct Journal {
+pub(crate) struct JournalScan {
     /// The entries of each bucket, in order.
-    pub buckets: Vec<Vec<Entry>>,
+    pub buckets: Vec<Vec<JournalEntry>>,
     /// The newest entry.
-    pub newest: Entry,
+    pub newest: JournalEntry,
     /// Header of the newest entry.
     pub header: JsetHeader,
     /// Whether the uuid table it names has old slots.
     pub old_uuids: bool,
     /// The entries to be replayed, in order.
-    pub needed: Vec<Entry>,
+    pub needed: Vec<JournalEntry>,
 }
 
 /// Reads the whole journal. Returns `None` if it has no entries.
-pub(crate) fn scan(image: &dyn ReadAt, geometry: &Geometry, findings: &mut Findings) -> Option<Journal> {
+pub(crate) fn scan(image: &dyn ReadAt, geometry: &Geometry, findings: &mut Findings) -> Option<JournalScan> {
     let mut buckets = Vec::new();
     let mut ends = Vec::new();
     for index in 0..geometry.journal_buckets {
@@ -67,25 +67,25 @@ pub(crate) fn scan(image: &dyn ReadAt, geometry: &Geometry, findings: &mut Findi
         ends.push(end);
     }
     let Some(newest) = buckets.iter().flatten().max_by_key(|entry| entry.seq).copied() else {
-        findings.error(Place::whole(Structure::Journal), DamageKind::NoJournalEntries);
+        findings.error(Location::whole(Structure::Journal), DamageKind::NoJournalEntries);
         return None;
     };
     for end in ends {
         look_behind(image, geometry, end, newest, findings);
     }
     let by_seq = in_order(&buckets, newest, findings);
-    let needed: Vec<Entry> = by_seq.range(newest.last_seq..).map(|(_, entry)| *entry).collect();
+    let needed: Vec<JournalEntry> = by_seq.range(newest.last_seq..).map(|(_, entry)| *entry).collect();
     report_missing(&needed, newest, findings);
     let bytes = read(image, newest.sector, newest.bytes, findings)?;
     let entry = Jset::parse(&bytes, geometry.magic).ok()?;
-    Some(Journal { header: entry.header, old_uuids: entry.has_old_uuids(), buckets, newest, needed })
+    Some(JournalScan { header: entry.header, old_uuids: entry.has_old_uuids(), buckets, newest, needed })
 }
 
 /// Returns the keys of an entry that was found complete.
 pub(crate) fn keys_of(
     image: &dyn ReadAt,
     geometry: &Geometry,
-    entry: Entry,
+    entry: JournalEntry,
     findings: &mut Findings,
 ) -> Vec<Key> {
     let bytes = read(image, entry.sector, entry.bytes, findings).unwrap_or_default();
@@ -97,7 +97,7 @@ fn scan_bucket(
     geometry: &Geometry,
     index: u64,
     findings: &mut Findings,
-) -> (Vec<Entry>, LogEnd) {
+) -> (Vec<JournalEntry>, LogEnd) {
     let mut sector = geometry.sector_of(geometry.journal_bucket(index));
     let bucket_end = sector + geometry.bucket_sectors;
     let mut entries = Vec::new();
@@ -105,12 +105,12 @@ fn scan_bucket(
         match Jset::parse(&bytes, geometry.magic) {
             Ok(entry) => {
                 let (seq, last_seq) = (entry.header.seq, entry.header.last_seq);
-                entries.push(Entry { seq, last_seq, sector, bytes: entry.byte_len() });
+                entries.push(JournalEntry { seq, last_seq, sector, bytes: entry.byte_len() });
                 sector += geometry.whole_blocks(entry.byte_len()) as u64 / SECTOR_BYTES;
             }
             Err(error) if error.is_end_of_log() => break,
             Err(error) => {
-                findings.error(Place::cache(Structure::Journal, sector), DamageKind::JournalEntry(error));
+                findings.error(Location::cache(Structure::Journal, sector), DamageKind::JournalEntry(error));
                 break;
             }
         }
@@ -120,7 +120,13 @@ fn scan_bucket(
 
 /// Looks at every block after the end of a bucket's log. Normally these are remains of older laps,
 /// all older than the newest entry.
-fn look_behind(image: &dyn ReadAt, geometry: &Geometry, end: LogEnd, newest: Entry, findings: &mut Findings) {
+fn look_behind(
+    image: &dyn ReadAt,
+    geometry: &Geometry,
+    end: LogEnd,
+    newest: JournalEntry,
+    findings: &mut Findings,
+) {
     let mut sector = end.sector;
     while sector < end.bucket_end {
         let sectors = (end.bucket_end - sector).min(CHUNK_SECTORS);
@@ -137,7 +143,7 @@ fn look_behind(image: &dyn ReadAt, geometry: &Geometry, end: LogEnd, newest: Ent
 
 /// Returns whether a block is worth reading as an entry: most blocks are not even the start of an
 /// old one.
-fn may_be_entry(block: &[u8], geometry: &Geometry, newest: Entry) -> bool {
+fn may_be_entry(block: &[u8], geometry: &Geometry, newest: JournalEntry) -> bool {
     let Some(header) = block.get(..JSET_HEADER_BYTES) else { return false };
     header[MAGIC] == geometry.magic.jset().to_le_bytes()
         || header[SEQ] == (newest.seq.wrapping_add(1)).to_le_bytes()
@@ -148,11 +154,11 @@ fn look_at(
     geometry: &Geometry,
     sector: u64,
     bucket_end: u64,
-    newest: Entry,
+    newest: JournalEntry,
     findings: &mut Findings,
 ) {
     let Some(bytes) = read_window(image, sector, bucket_end, findings) else { return };
-    let place = Place::cache(Structure::Journal, sector);
+    let place = Location::cache(Structure::Journal, sector);
     match Jset::parse(&bytes, geometry.magic) {
         Ok(entry) if entry.header.seq > newest.seq => {
             let seq = entry.header.seq;
@@ -168,7 +174,7 @@ fn look_at(
 /// Returns whether these bytes, which are not a complete entry, were meant to be one newer than all
 /// others. Either the header says so; or the checksum is right with the correct magic and the next
 /// sequence number, so that only one of these fields is damaged.
-fn was_newer(bytes: &[u8], geometry: &Geometry, newest: Entry, error: JsetError) -> bool {
+fn was_newer(bytes: &[u8], geometry: &Geometry, newest: JournalEntry, error: JsetError) -> bool {
     let Some(header) = bytes.get(..JSET_HEADER_BYTES) else { return false };
     let magic = geometry.magic.jset().to_le_bytes();
     let seq = u64::from_le_bytes(header[SEQ].try_into().expect("eight bytes"));
@@ -190,7 +196,11 @@ fn was_newer(bytes: &[u8], geometry: &Geometry, newest: Entry, error: JsetError)
 
 /// Returns the entries by sequence number. Reports numbers that occur twice, and a `last_seq` that
 /// decreases.
-fn in_order(buckets: &[Vec<Entry>], newest: Entry, findings: &mut Findings) -> BTreeMap<u64, Entry> {
+fn in_order(
+    buckets: &[Vec<JournalEntry>],
+    newest: JournalEntry,
+    findings: &mut Findings,
+) -> BTreeMap<u64, JournalEntry> {
     let mut by_seq = BTreeMap::new();
     for entry in buckets.iter().flatten() {
         match by_seq.entry(entry.seq) {
@@ -199,7 +209,7 @@ fn in_order(buckets: &[Vec<Entry>], newest: Entry, findings: &mut Findings) -> B
             }
             Slot::Occupied(slot) if entry.seq >= newest.last_seq => {
                 let kind = DamageKind::JournalDuplicate { seq: entry.seq, other: slot.get().sector };
-                findings.error(Place::cache(Structure::Journal, entry.sector), kind);
+                findings.error(Location::cache(Structure::Journal, entry.sector), kind);
             }
             Slot::Occupied(_) => {}
         }
@@ -208,14 +218,14 @@ fn in_order(buckets: &[Vec<Entry>], newest: Entry, findings: &mut Findings) -> B
     for entry in by_seq.values() {
         if entry.last_seq < previous {
             let kind = DamageKind::JournalLastSeqFalls { seq: entry.seq, last_seq: entry.last_seq, previous };
-            findings.error(Place::cache(Structure::Journal, entry.sector), kind);
+            findings.error(Location::cache(Structure::Journal, entry.sector), kind);
         }
         previous = entry.last_seq.max(previous);
     }
     by_seq
 }
 
-fn report_missing(needed: &[Entry], newest: Entry, findings: &mut Findings) {
+fn report_missing(needed: &[JournalEntry], newest: JournalEntry, findings: &mut Findings) {
     let mut expected = newest.last_seq;
     for entry in needed {
         if entry.seq > expected {
@@ -225,7 +235,7 @@ fn report_missing(needed: &[Entry], newest: Entry, findings: &mut Findings) {
                 last_seq: newest.last_seq,
                 newest: newest.seq,
             };
-            findings.error(Place::cache(Structure::Journal, newest.sector), kind);
+            findings.error(Location::cache(Structure::Journal, newest.sector), kind);
         }
         expected = entry.seq + 1;
     }
@@ -240,5 +250,5 @@ fn read_window(image: &dyn ReadAt, sector: u64, bucket_end: u64, findings: &mut 
 }
 
 fn read(image: &dyn ReadAt, sector: u64, bytes: usize, findings: &mut Findings) -> Option<Vec<u8>> {
-    crate::read_or_report(image, Place::cache(Structure::Journal, sector), sector, bytes, findings)
+    crate::read_or_report(image, Location::cache(Structure::Journal, sector), sector, bytes, findings)
 }

@@ -2,8 +2,8 @@
 //! so a sum without it is a lower bound, or means nothing at all.
 
 use crate::Report;
-use crate::damage::{Damage, DamageKind, Place, Structure, Use};
-use crate::tree::Tree;
+use crate::damage::{BucketUse, Damage, DamageKind, Location, Structure};
+use crate::tree::TreeWalk;
 use crate::volumes::Volume;
 use bcached_format::{Inode, Position};
 use serde::Serialize;
@@ -16,7 +16,7 @@ const STRETCHES_MAX: usize = 4096;
 /// How far a number is known.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Known {
+pub enum Certainty {
     /// The number is exact.
     Known,
     /// The number is a lower bound.
@@ -27,7 +27,7 @@ pub enum Known {
 
 /// A range of a volume's key space whose index is damaged: the cache's content there is unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub struct Hidden {
+pub struct HiddenRange {
     /// Inode of the volume.
     pub inode: u32,
     /// First sector.
@@ -38,9 +38,9 @@ pub struct Hidden {
 
 /// The dirty data of a set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub struct Dirty {
+pub struct DirtyCount {
     /// How far the numbers are known.
-    pub state: Known,
+    pub state: Certainty,
     /// Sectors that are newer than on their backing devices.
     pub sectors: u64,
     /// Sectors of flash-only volumes.
@@ -49,18 +49,18 @@ pub struct Dirty {
     pub nobodys_sectors: u64,
 }
 
-impl Dirty {
+impl DirtyCount {
     /// Dirty data of a set that could not be read at all.
     pub const UNKNOWN: Self =
-        Self { state: Known::Unknown, sectors: 0, alone_sectors: 0, nobodys_sectors: 0 };
+        Self { state: Certainty::Unknown, sectors: 0, alone_sectors: 0, nobodys_sectors: 0 };
 
     /// Dirty data of a set that was never started.
-    pub(crate) const NONE: Self = Self { state: Known::Known, ..Self::UNKNOWN };
+    pub(crate) const NONE: Self = Self { state: Certainty::Known, ..Self::UNKNOWN };
 }
 
 /// What findings leave unknown.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Doubts {
+pub(crate) struct Unknowns {
     /// The journal, the generations or the root are damaged, or the whole cache is an older copy:
     /// every number is in doubt.
     all: bool,
@@ -76,7 +76,7 @@ pub(crate) struct Doubts {
 }
 
 /// What one finding leaves unknown.
-enum Hides {
+enum HiddenPart {
     Nothing,
     All,
     Names,
@@ -86,13 +86,13 @@ enum Hides {
 }
 
 impl DamageKind {
-    fn hides(&self, structure: Structure) -> Hides {
+    fn hides(&self, structure: Structure) -> HiddenPart {
         match self {
             Self::Unreadable(_) | Self::StaleMetadata { .. } => match structure {
-                Structure::Journal | Structure::Priorities => Hides::All,
-                Structure::UuidTable => Hides::Names,
-                Structure::Node => Hides::Keys,
-                Structure::Superblock | Structure::Content => Hides::Nothing,
+                Structure::Journal | Structure::Priorities => HiddenPart::All,
+                Structure::UuidTable => HiddenPart::Names,
+                Structure::Node => HiddenPart::Keys,
+                Structure::Superblock | Structure::Content => HiddenPart::Nothing,
             },
             Self::NoJournalEntries
             | Self::JournalEntry(_)
@@ -106,14 +106,14 @@ impl DamageKind {
             | Self::PrioSet(_)
             | Self::PrioBucket { .. }
             | Self::PrioSeq { .. }
-            | Self::OlderCache { .. } => Hides::All,
+            | Self::OlderCache { .. } => HiddenPart::All,
             Self::BadUuidKey { .. }
             | Self::UuidTableSize { .. }
             | Self::UuidTable(_)
-            | Self::DuplicateUuid { .. } => Hides::Names,
+            | Self::DuplicateUuid { .. } => HiddenPart::Names,
             // The seal of each slot tells whether that slot is what was written.
-            Self::UuidTableSum { .. } => Hides::Volumes,
-            Self::DoubtedSlot { number, .. } => Hides::Slot(*number),
+            Self::UuidTableSum { .. } => HiddenPart::Volumes,
+            Self::DoubtedSlot { number, .. } => HiddenPart::Slot(*number),
             Self::Node(_)
             | Self::NodeSetLost { .. }
             | Self::NodeShorter { .. }
@@ -122,10 +122,10 @@ impl DamageKind {
             | Self::KeyOutsideNode { .. }
             | Self::TwoChildren { .. }
             | Self::ChildrenEnd { .. }
-            | Self::BucketTwice { second: Use::Node, .. } => Hides::Keys,
+            | Self::BucketTwice { second: BucketUse::Node, .. } => HiddenPart::Keys,
             // This includes an older copy of a backing device: what the cache holds for it is
             // counted all the same.
-            _ => Hides::Nothing,
+            _ => HiddenPart::Nothing,
         }
     }
 }
@@ -136,8 +136,8 @@ impl Damage {
     #[must_use]
     pub fn hides_name_of(&self, inode: u32) -> bool {
         match self.kind.hides(self.place.structure) {
-            Hides::Names => true,
-            Hides::Slot(slot) => slot == inode,
+            HiddenPart::Names => true,
+            HiddenPart::Slot(slot) => slot == inode,
             _ => false,
         }
     }
@@ -146,19 +146,19 @@ impl Damage {
     /// of a volume: [`Report::hidden`].
     #[must_use]
     pub fn hides_keys(&self) -> bool {
-        self.place.node.is_some() && matches!(self.kind.hides(self.place.structure), Hides::Keys)
+        self.place.node.is_some() && matches!(self.kind.hides(self.place.structure), HiddenPart::Keys)
     }
 }
 
-impl Doubts {
-    pub fn add(&mut self, place: &Place, kind: &DamageKind) {
+impl Unknowns {
+    pub fn add(&mut self, place: &Location, kind: &DamageKind) {
         match (kind.hides(place.structure), place.node) {
-            (Hides::Nothing, _) => {}
-            (Hides::All, _) | (Hides::Keys, None) => self.all = true,
-            (Hides::Names, _) => self.names = true,
-            (Hides::Slot(slot), _) => _ = self.slots.insert(slot),
-            (Hides::Volumes, _) => self.volumes = true,
-            (Hides::Keys, Some(node)) => {
+            (HiddenPart::Nothing, _) => {}
+            (HiddenPart::All, _) | (HiddenPart::Keys, None) => self.all = true,
+            (HiddenPart::Names, _) => self.names = true,
+            (HiddenPart::Slot(slot), _) => _ = self.slots.insert(slot),
+            (HiddenPart::Volumes, _) => self.volumes = true,
+            (HiddenPart::Keys, Some(node)) => {
                 // If only the last children of a node are missing, the others were walked.
                 let low = match kind {
                     DamageKind::ChildrenEnd { found: Some(found) } if *found < node.high => *found,
@@ -187,7 +187,7 @@ impl Doubts {
 
     /// Returns the damaged ranges, including the nodes that the walk could not read, in order and
     /// merged.
-    fn stretches(&self, tree: &Tree) -> Vec<(Position, Position)> {
+    fn stretches(&self, tree: &TreeWalk) -> Vec<(Position, Position)> {
         let lost = tree.lost.iter().map(|node| (node.low, node.high));
         let mut all: Vec<_> = self.keys.iter().copied().chain(lost).collect();
         all.sort_unstable();
@@ -203,16 +203,16 @@ impl Doubts {
 }
 
 /// Returns the part of the volume that lies after `low` and up to `high`.
-fn part_of(volume: &Volume, (low, high): (Position, Position)) -> Option<Hidden> {
+fn part_of(volume: &Volume, (low, high): (Position, Position)) -> Option<HiddenRange> {
     let inode = Inode(volume.inode);
     let start = if low.inode < inode { 0 } else { low.offset };
     let end = (high.inode == inode).then_some(high.offset);
     let is_before = |end: Option<u64>| end.is_none_or(|end| start < end);
     let is_there = low.inode <= inode && high.inode >= inode && is_before(end) && is_before(volume.end);
-    is_there.then_some(Hidden { inode: inode.0, start, end })
+    is_there.then_some(HiddenRange { inode: inode.0, start, end })
 }
 
-impl Hidden {
+impl HiddenRange {
     /// Returns true if the range is the whole volume, as far as its size is known.
     #[must_use]
     pub fn is_all_of(&self, volume: &Volume) -> bool {
@@ -222,18 +222,18 @@ impl Hidden {
 
 /// Determines how far the numbers of a report are known. `tree` is the tree as walked, if it was
 /// walked.
-pub(crate) fn judge(report: &mut Report, doubts: &Doubts, tree: Option<(&Tree, u64)>) {
+pub(crate) fn judge(report: &mut Report, doubts: &Unknowns, tree: Option<(&TreeWalk, u64)>) {
     let stretches = tree.map(|(tree, _)| doubts.stretches(tree)).unwrap_or_default();
     let mut hidden = Vec::new();
     for volume in &mut report.volumes {
         let its: Vec<_> = stretches.iter().filter_map(|stretch| part_of(volume, *stretch)).collect();
         volume.dirty_state = match () {
-            () if tree.is_none() || doubts.all || doubts.hide_name_of(volume) => Known::Unknown,
-            () if its.is_empty() => Known::Known,
+            () if tree.is_none() || doubts.all || doubts.hide_name_of(volume) => Certainty::Unknown,
+            () if its.is_empty() => Certainty::Known,
             () if volume.dirty_sectors == 0 || its.iter().any(|part| part.is_all_of(volume)) => {
-                Known::Unknown
+                Certainty::Unknown
             }
-            () => Known::AtLeast,
+            () => Certainty::AtLeast,
         };
         if !volume.invalidated {
             hidden.extend(its);
@@ -247,16 +247,16 @@ pub(crate) fn judge(report: &mut Report, doubts: &Doubts, tree: Option<(&Tree, u
     // The keys are there, but the table's owners of their inodes cannot be trusted.
     let unnamed = counted().filter(|volume| doubts.hide_name_of(volume)).map(|one| one.dirty_sectors);
     let nobodys_sectors = tree.map_or(0, |(_, nobodys)| nobodys) + unnamed.sum::<u64>();
-    let worst = counted().map(|volume| volume.dirty_state).max().unwrap_or(Known::Known);
+    let worst = counted().map(|volume| volume.dirty_state).max().unwrap_or(Certainty::Known);
     // If the table has no volumes, only keys without an owner can be in the damaged part.
     let is_incomplete = doubts.volumes || counted().next().is_none();
     let is_doubted = doubts.names || !doubts.slots.is_empty();
     let may_hide = is_doubted || (!stretches.is_empty() && is_incomplete);
     let state = match () {
-        () if tree.is_none() || doubts.all => Known::Unknown,
-        () if worst == Known::Known && !may_hide && nobodys_sectors == 0 => Known::Known,
-        () if sectors + alone_sectors == 0 => Known::Unknown,
-        () => Known::AtLeast,
+        () if tree.is_none() || doubts.all => Certainty::Unknown,
+        () if worst == Certainty::Known && !may_hide && nobodys_sectors == 0 => Certainty::Known,
+        () if sectors + alone_sectors == 0 => Certainty::Unknown,
+        () => Certainty::AtLeast,
     };
-    report.dirty = Dirty { state, sectors, alone_sectors, nobodys_sectors };
+    report.dirty = DirtyCount { state, sectors, alone_sectors, nobodys_sectors };
 }

@@ -27,16 +27,16 @@ mod view;
 mod volumes;
 
 pub use buckets::Bucket;
-pub use damage::{Damage, DamageKind, Device, NodePlace, Place, Severity, Structure, Use};
+pub use damage::{BucketUse, Damage, DamageKind, Device, Location, NodeLocation, Severity, Structure};
 pub use dump::{KeyRecord, NodeRecord, Record, SetRecord, dump};
-pub use findings::Count;
+pub use findings::FindingCount;
 pub use image::ReadAt;
-pub use known::{Dirty, Hidden, Known};
-pub use view::{Piece, Source, View};
-pub use volumes::{Claim, Volume};
+pub use known::{Certainty, DirtyCount, HiddenRange};
+pub use view::{DataSource, SetView, SourceRange};
+pub use volumes::{BackingClaim, Volume};
 
 use bcached_format::{CacheSuperblock, Geometry, SECTOR_BYTES, Uuid};
-use content::Judge;
+use content::ContentCheck;
 use damage::as_text;
 use findings::Findings;
 use serde::Serialize;
@@ -70,18 +70,18 @@ pub struct Report {
     /// Its volumes, including those that were given up.
     pub volumes: Vec<Volume>,
     /// Its dirty data, and how far that is known.
-    pub dirty: Dirty,
+    pub dirty: DirtyCount,
     /// Ranges of its volumes whose index is damaged.
-    pub hidden: Vec<Hidden>,
+    pub hidden: Vec<HiddenRange>,
     /// What the superblocks of backing devices that belong to the set, or may belong to it, say
     /// about their cache.
-    pub claims: Vec<Claim>,
+    pub claims: Vec<BackingClaim>,
     /// The findings.
     pub findings: Vec<Damage>,
     /// Number of findings that were left out.
     pub findings_left_out: u64,
     /// How often each kind was found, worst first.
-    pub counts: Vec<Count>,
+    pub counts: Vec<FindingCount>,
 }
 
 /// A summary of the cache set.
@@ -144,20 +144,20 @@ impl Report {
 }
 
 /// The report of a check, and the content that it found.
-pub struct Checked<'a> {
+pub struct CheckResult<'a> {
     /// The report.
     pub report: Report,
     /// Every bucket of the cache device, by index; empty if the priorities could not be read.
     pub buckets: Vec<Bucket>,
     /// The content; `None` if the tree could not be walked.
-    pub view: Option<View<'a>>,
+    pub view: Option<SetView<'a>>,
 }
 
 /// Checks the set on `cache`, and what it says about the devices in `backings`.
 #[must_use]
-pub fn check<'a>(cache: &'a dyn ReadAt, backings: &'a [&'a dyn ReadAt], options: Options) -> Checked<'a> {
+pub fn check<'a>(cache: &'a dyn ReadAt, backings: &'a [&'a dyn ReadAt], options: Options) -> CheckResult<'a> {
     let mut findings = Findings::new(options.findings_max);
-    let mut checked = Checked { report: Report::new(), buckets: Vec::new(), view: None };
+    let mut checked = CheckResult { report: Report::new(), buckets: Vec::new(), view: None };
     if let Some(superblock) = volumes::read_cache(cache, &mut findings) {
         checked.report.set = Some(SetSummary::of(&superblock));
         // Until the first start is complete, only the superblock is valid.
@@ -166,7 +166,7 @@ pub fn check<'a>(cache: &'a dyn ReadAt, backings: &'a [&'a dyn ReadAt], options:
                 known::judge(&mut checked.report, findings.doubts(), None);
             }
         } else {
-            checked.report.dirty = Dirty::NONE;
+            checked.report.dirty = DirtyCount::NONE;
         }
     }
     let set = checked.report.set.as_ref().map(|set| set.set_uuid);
@@ -181,13 +181,13 @@ fn check_started<'a>(
     backing_images: &'a [&'a dyn ReadAt],
     superblock: &CacheSuperblock,
     options: Options,
-    checked: &mut Checked<'a>,
+    checked: &mut CheckResult<'a>,
     findings: &mut Findings,
 ) -> Option<()> {
     let geometry = Geometry::of(superblock);
     let backings = volumes::read_backings(backing_images, superblock, findings);
     let journal = journal::scan(cache, &geometry, findings)?;
-    let entry_place = Place::cache(Structure::Journal, journal.newest.sector);
+    let entry_place = Location::cache(Structure::Journal, journal.newest.sector);
     let found = search::newest_by_search(&journal.buckets);
     if found != Some(journal.newest.seq) {
         findings.error(entry_place, DamageKind::JournalSearch { wanted: journal.newest.seq, found });
@@ -210,7 +210,7 @@ fn check_started<'a>(
     let root = tree::root(&geometry, &header.root, header.root_level, &mut buckets, entry_place, findings)?;
     let tree = tree::walk(cache, &geometry, root, &mut buckets, findings, &mut |_, _| {});
     let replay = content::replay(cache, &geometry, &journal, &mut buckets, findings);
-    let judge = Judge {
+    let judge = ContentCheck {
         image: cache,
         geometry,
         backings: &backings,
@@ -227,7 +227,7 @@ fn check_started<'a>(
     known::judge(&mut checked.report, findings.doubts(), Some((&tree, nobodys)));
     let volumes = checked.report.volumes.clone();
     let list = buckets.to_list();
-    checked.view = Some(View::new(cache, backing_images, geometry, tree, replay, buckets, volumes));
+    checked.view = Some(SetView::new(cache, backing_images, geometry, tree, replay, buckets, volumes));
     checked.buckets = list;
     Some(())
 }
@@ -242,15 +242,20 @@ fn claim_metadata(
 ) {
     for index in 0..geometry.journal_buckets {
         let sector = geometry.sector_of(geometry.journal_bucket(index));
-        buckets.claim(sector, Use::Journal, Place::cache(Structure::Journal, sector), findings);
+        buckets.claim(sector, BucketUse::Journal, Location::cache(Structure::Journal, sector), findings);
     }
     for bucket in chain {
         let sector = bucket * geometry.bucket_sectors;
-        buckets.claim(sector, Use::Priorities, Place::cache(Structure::Priorities, sector), findings);
+        buckets.claim(
+            sector,
+            BucketUse::Priorities,
+            Location::cache(Structure::Priorities, sector),
+            findings,
+        );
     }
     if let Some(pointer) = header.uuids.pointers.as_slice().first() {
-        let place = Place::cache(Structure::UuidTable, pointer.sector());
-        buckets.claim(pointer.sector(), Use::UuidTable, place, findings);
+        let place = Location::cache(Structure::UuidTable, pointer.sector());
+        buckets.claim(pointer.sector(), BucketUse::UuidTable, place, findings);
         if bcached_format::key_check::check_uuid_key(geometry, &header.uuids).is_ok() {
             if buckets.is_live(&header.uuids) {
                 buckets.raise(&header.uuids);
@@ -268,7 +273,7 @@ impl Report {
             journal: None,
             tree: None,
             volumes: Vec::new(),
-            dirty: Dirty::UNKNOWN,
+            dirty: DirtyCount::UNKNOWN,
             hidden: Vec::new(),
             claims: Vec::new(),
             findings: Vec::new(),
@@ -293,7 +298,7 @@ impl SetSummary {
 }
 
 impl TreeSummary {
-    fn of(tree: &tree::Tree, root_level: u16) -> Self {
+    fn of(tree: &tree::TreeWalk, root_level: u16) -> Self {
         Self {
             root_level,
             interior_nodes: tree.interior,
@@ -308,7 +313,7 @@ impl TreeSummary {
 /// Reads from an image, and reports a failure as a finding.
 fn read_or_report(
     image: &dyn ReadAt,
-    place: Place,
+    place: Location,
     sector: u64,
     bytes: usize,
     findings: &mut Findings,

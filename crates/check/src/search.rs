@@ -4,24 +4,25 @@
 //! The search is followed step by step over the known content of each bucket. If it finds other
 //! entries than reading everything does, a kernel would start from an older state, or not at all.
 
-use crate::journal::Entry;
+use crate::journal::JournalEntry;
 use std::collections::BTreeMap;
 
 /// Multiplier that spreads the first probes over the buckets.
 const PROBE_STEP: u64 = 2_654_435_769;
 
-struct Search<'a> {
-    buckets: &'a [Vec<Entry>],
+struct JournalSearch<'a> {
+    buckets: &'a [Vec<JournalEntry>],
     read: Vec<bool>,
     /// What the kernel would keep: the entries that the newest known one still needs.
-    kept: BTreeMap<u64, Entry>,
+    kept: BTreeMap<u64, JournalEntry>,
     last_seq: u64,
 }
 
 /// Returns the sequence number of the newest entry that a kernel's search finds, if it also finds
 /// all entries that this one needs.
-pub(crate) fn newest_by_search(buckets: &[Vec<Entry>]) -> Option<u64> {
-    let mut search = Search { buckets, read: vec![false; buckets.len()], kept: BTreeMap::new(), last_seq: 0 };
+pub(crate) fn newest_by_search(buckets: &[Vec<JournalEntry>]) -> Option<u64> {
+    let mut search =
+        JournalSearch { buckets, read: vec![false; buckets.len()], kept: BTreeMap::new(), last_seq: 0 };
     let first = search.probe()?;
     let last = search.bisect(first);
     search.walk_down(last);
@@ -30,7 +31,7 @@ pub(crate) fn newest_by_search(buckets: &[Vec<Entry>]) -> Option<u64> {
     complete.then_some(*seq)
 }
 
-impl Search<'_> {
+impl JournalSearch<'_> {
     /// Reads a bucket. Returns whether it held an entry that is needed and was not known yet.
     fn read(&mut self, index: usize) -> bool {
         self.read[index] = true;
@@ -101,8 +102,8 @@ impl Search<'_> {
 mod tests {
     use super::*;
 
-    fn entry(seq: u64, last_seq: u64) -> Entry {
-        Entry { seq, last_seq, sector: 0, bytes: 240 }
+    fn entry(seq: u64, last_seq: u64) -> JournalEntry {
+        JournalEntry { seq, last_seq, sector: 0, bytes: 240 }
     }
 
     #[test]

@@ -2,13 +2,13 @@
 //! bucket raises the bucket's generation. That is how a freeing key makes the child it frees stale.
 
 use crate::buckets::{Buckets, STALE_MAX};
-use crate::damage::{DamageKind, NodePlace, Place, Use};
+use crate::damage::{BucketUse, DamageKind, Location, NodeLocation};
 use crate::extents::ExtentMap;
 use crate::findings::Findings;
 use crate::image::ReadAt;
 use bcached_format::key_check::{check_child_key, check_child_order, check_leaf_key, check_leaf_order};
 use bcached_format::node_log::NodeSet;
-use bcached_format::{Bset, BsetPlace, Geometry, Key, KeyError, NodeLog, Pointer, Position};
+use bcached_format::{Bset, Geometry, Key, KeyError, NodeIdentity, NodeLog, Pointer, Position};
 
 /// A node that a parent, or the journal, points to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,7 +24,7 @@ pub(crate) struct NodeRef {
 
 /// The result of a walk.
 #[derive(Debug, Default)]
-pub(crate) struct Tree {
+pub(crate) struct TreeWalk {
     /// Leaves in order of position.
     pub leaves: Vec<NodeRef>,
     /// Number of interior nodes.
@@ -44,8 +44,8 @@ impl NodeRef {
         Some(Self { pointer, sectors: key.size, level, low, high: key.position() })
     }
 
-    pub fn place(&self) -> Place {
-        Place::node(NodePlace {
+    pub fn place(&self) -> Location {
+        Location::node(NodeLocation {
             level: self.level,
             sector: self.pointer.sector(),
             low: self.low,
@@ -78,12 +78,12 @@ pub(crate) fn walk(
     buckets: &mut Buckets,
     findings: &mut Findings,
     visit: &mut dyn FnMut(&NodeRef, &NodeLog<'_>),
-) -> Tree {
-    let mut tree = Tree::default();
+) -> TreeWalk {
+    let mut tree = TreeWalk::default();
     let mut open = vec![root];
     while let Some(node) = open.pop() {
         // A bucket that is already in use would be walked forever, or twice.
-        if !buckets.claim(node.pointer.sector(), Use::Node, node.place(), findings) {
+        if !buckets.claim(node.pointer.sector(), BucketUse::Node, node.place(), findings) {
             tree.lost.push(node);
             continue;
         }
@@ -91,7 +91,7 @@ pub(crate) fn walk(
             tree.lost.push(node);
             continue;
         };
-        let place = BsetPlace { magic: geometry.magic, node: node.pointer };
+        let place = NodeIdentity { magic: geometry.magic, node: node.pointer };
         let log = match NodeLog::parse(&bytes, geometry.block_bytes(), place) {
             Ok(log) => log,
             Err(error) => {
@@ -127,7 +127,7 @@ pub(crate) fn walk(
 /// Returns whether the header after the log's end is a set of this node in which only the sequence
 /// number is damaged. Its checksum is right with the node's number and the node's pointer, which is
 /// impossible for remains of another use of the bucket.
-fn last_set_is_cut_off(bytes: &[u8], geometry: &Geometry, place: BsetPlace, log: &NodeLog<'_>) -> bool {
+fn last_set_is_cut_off(bytes: &[u8], geometry: &Geometry, place: NodeIdentity, log: &NodeLog<'_>) -> bool {
     let Some(rest) = bytes.get(log.end_block as usize * geometry.block_bytes()..) else { return false };
     let mut mended = rest.to_vec();
     let Some(seq) = mended.get_mut(16..24) else { return false };
@@ -144,7 +144,7 @@ pub(crate) fn leaf_content(
     findings: &mut Findings,
 ) -> ExtentMap {
     let Some(bytes) = leaf.read(image, findings) else { return ExtentMap::default() };
-    let place = BsetPlace { magic: geometry.magic, node: leaf.pointer };
+    let place = NodeIdentity { magic: geometry.magic, node: leaf.pointer };
     NodeLog::parse(&bytes, geometry.block_bytes(), place)
         .map_or_else(|_| ExtentMap::default(), |log| merged(geometry, leaf, &log))
 }
@@ -245,7 +245,7 @@ pub(crate) fn root(
     key: &Key,
     level: u16,
     buckets: &mut Buckets,
-    place: Place,
+    place: Location,
     findings: &mut Findings,
 ) -> Option<NodeRef> {
     if let Err(error) = check_child_key(geometry, key) {

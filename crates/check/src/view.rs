@@ -2,10 +2,10 @@
 //! from the cache, which from the backing device, and which is zero.
 
 use crate::buckets::Buckets;
-use crate::content::{self, Replay};
+use crate::content::{self, ReplayedKeys};
 use crate::findings::Findings;
 use crate::image::ReadAt;
-use crate::tree::{NodeRef, Tree};
+use crate::tree::{NodeRef, TreeWalk};
 use crate::volumes::Volume;
 use bcached_format::{Geometry, Inode, Position, SECTOR_BYTES};
 use serde::Serialize;
@@ -14,7 +14,7 @@ use std::io;
 /// Where a range's data is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Source {
+pub enum DataSource {
     /// On the cache device, from this sector on.
     Cache {
         /// First sector.
@@ -32,33 +32,33 @@ pub enum Source {
 
 /// A range with one source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub struct Piece {
+pub struct SourceRange {
     /// First sector in the volume's key space.
     pub start: u64,
     /// Length in sectors.
     pub sectors: u64,
     /// Where the range's data is.
-    pub source: Source,
+    pub source: DataSource,
 }
 
 /// The content of a checked set.
-pub struct View<'a> {
+pub struct SetView<'a> {
     cache: &'a dyn ReadAt,
     backings: &'a [&'a dyn ReadAt],
     geometry: Geometry,
-    tree: Tree,
-    replay: Replay,
+    tree: TreeWalk,
+    replay: ReplayedKeys,
     buckets: Buckets,
     volumes: Vec<Volume>,
 }
 
-impl<'a> View<'a> {
+impl<'a> SetView<'a> {
     pub(crate) const fn new(
         cache: &'a dyn ReadAt,
         backings: &'a [&'a dyn ReadAt],
         geometry: Geometry,
-        tree: Tree,
-        replay: Replay,
+        tree: TreeWalk,
+        replay: ReplayedKeys,
         buckets: Buckets,
         volumes: Vec<Volume>,
     ) -> Self {
@@ -78,12 +78,15 @@ impl<'a> View<'a> {
     /// start, including its data offset. Cached data of a device that was run without its cache is
     /// not used.
     #[must_use]
-    pub fn content(&self, inode: Inode, start: u64, sectors: u64) -> Vec<Piece> {
+    pub fn content(&self, inode: Inode, start: u64, sectors: u64) -> Vec<SourceRange> {
         let end = start.saturating_add(sectors);
         let volume = self.volumes.iter().find(|volume| volume.inode == inode.0);
-        let hole =
-            if volume.is_some_and(|volume| volume.flash_only) { Source::Zero } else { Source::Backing };
-        let mut pieces = Pieces { list: Vec::new(), at: start, hole };
+        let hole = if volume.is_some_and(|volume| volume.flash_only) {
+            DataSource::Zero
+        } else {
+            DataSource::Backing
+        };
+        let mut pieces = RangeList { list: Vec::new(), at: start, hole };
         if volume.is_some_and(|volume| volume.state == Some("stale")) {
             pieces.fill(end);
             return pieces.list;
@@ -101,7 +104,7 @@ impl<'a> View<'a> {
                     continue;
                 };
                 pieces.fill(key.start());
-                pieces.push(key.end, Source::Cache { sector: pointer.sector(), dirty: key.dirty });
+                pieces.push(key.end, DataSource::Cache { sector: pointer.sector(), dirty: key.dirty });
             }
         }
         pieces.fill(end);
@@ -133,10 +136,10 @@ impl<'a> View<'a> {
             let bytes = usize::try_from(piece.sectors * SECTOR_BYTES).map_err(io::Error::other)?;
             let (part, next) = rest.split_at_mut(bytes);
             match piece.source {
-                Source::Cache { sector, .. } => self.cache.read_at(sector, part)?,
-                Source::Backing => self.backing_of(inode)?.read_at(piece.start, part)?,
-                Source::Zero => part.fill(0),
-                Source::Lost => return Err(io::Error::other("a damaged node covers this range")),
+                DataSource::Cache { sector, .. } => self.cache.read_at(sector, part)?,
+                DataSource::Backing => self.backing_of(inode)?.read_at(piece.start, part)?,
+                DataSource::Zero => part.fill(0),
+                DataSource::Lost => return Err(io::Error::other("a damaged node covers this range")),
             }
             rest = next;
         }
@@ -152,20 +155,20 @@ impl<'a> View<'a> {
 }
 
 /// A list of pieces under construction. Gaps between pieces are holes.
-struct Pieces {
-    list: Vec<Piece>,
+struct RangeList {
+    list: Vec<SourceRange>,
     at: u64,
-    hole: Source,
+    hole: DataSource,
 }
 
-impl Pieces {
+impl RangeList {
     fn fill(&mut self, end: u64) {
         self.push(end, self.hole);
     }
 
-    fn push(&mut self, end: u64, source: Source) {
+    fn push(&mut self, end: u64, source: DataSource) {
         if end > self.at {
-            self.list.push(Piece { start: self.at, sectors: end - self.at, source });
+            self.list.push(SourceRange { start: self.at, sectors: end - self.at, source });
             self.at = end;
         }
     }
@@ -175,6 +178,6 @@ impl Pieces {
             self.fill(node.low.offset);
         }
         let high = if node.high.inode == inode { node.high.offset } else { u64::MAX };
-        self.push(high.min(end), Source::Lost);
+        self.push(high.min(end), DataSource::Lost);
     }
 }

@@ -1,16 +1,17 @@
 //! The volumes of a set: the slots of the uuid table, and the backing devices that were given.
 
 use crate::buckets::sectors;
-use crate::damage::{DamageKind, Device, Place, Structure, as_text};
+use crate::damage::{DamageKind, Device, Location, Structure, as_text};
 use crate::findings::Findings;
 use crate::image::ReadAt;
-use crate::known::Known;
+use crate::known::Certainty;
 use bcached_format::checksum::checksum;
 use bcached_format::key_check::check_uuid_key;
-use bcached_format::uuid::Doubt;
+use bcached_format::uuid::SlotMismatch;
 use bcached_format::{
-    Attachment, BackingState, BackingSuperblock, CacheSuperblock, DeviceFacts, Geometry, Inode, JsetHeader,
-    Key, Label, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid, UuidSlot, uuid,
+    Attachment, BackingState, BackingSuperblock, CacheSuperblock, DeviceGeometry, Geometry, Inode,
+    JsetHeader, Key, Label, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid, UuidSlot,
+    uuid,
 };
 use serde::{Serialize, Serializer};
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,7 +44,7 @@ pub struct Volume {
     /// How many of these sectors are dirty.
     pub dirty_sectors: u64,
     /// How far both numbers are known.
-    pub dirty_state: Known,
+    pub dirty_state: Certainty,
     pub(crate) backing: Option<usize>,
 }
 
@@ -51,7 +52,7 @@ pub struct Volume {
 impl Serialize for Volume {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
-        struct Flat<'a> {
+        struct VolumeFields<'a> {
             inode: u32,
             #[serde(serialize_with = "as_text")]
             uuid: Uuid,
@@ -62,7 +63,7 @@ impl Serialize for Volume {
             start: u64,
             end: Option<u64>,
             state: Option<&'static str>,
-            dirty_state: Known,
+            dirty_state: Certainty,
             #[serde(skip_serializing_if = "Option::is_none")]
             live_sectors: Option<u64>,
             #[serde(skip_serializing_if = "Option::is_none")]
@@ -71,7 +72,7 @@ impl Serialize for Volume {
             dirty_sectors_at_least: Option<u64>,
         }
         let is = |state| self.dirty_state == state;
-        let flat = Flat {
+        let flat = VolumeFields {
             inode: self.inode,
             uuid: self.uuid,
             label: &self.label,
@@ -81,9 +82,9 @@ impl Serialize for Volume {
             end: self.end,
             state: self.state,
             dirty_state: self.dirty_state,
-            live_sectors: is(Known::Known).then_some(self.live_sectors),
-            dirty_sectors: is(Known::Known).then_some(self.dirty_sectors),
-            dirty_sectors_at_least: is(Known::AtLeast).then_some(self.dirty_sectors),
+            live_sectors: is(Certainty::Known).then_some(self.live_sectors),
+            dirty_sectors: is(Certainty::Known).then_some(self.dirty_sectors),
+            dirty_sectors_at_least: is(Certainty::AtLeast).then_some(self.dirty_sectors),
         };
         flat.serialize(serializer)
     }
@@ -92,7 +93,7 @@ impl Serialize for Volume {
 /// What the superblock of a backing device says about its cache: the only source where the cache
 /// cannot be read.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Claim {
+pub struct BackingClaim {
     /// Index of the device in the order given.
     pub backing: usize,
     /// Uuid of the device.
@@ -110,13 +111,13 @@ pub struct Claim {
 
 /// Returns the claims of all devices that are attached to `set`, or to any set if it is not known
 /// which set this is.
-pub(crate) fn claims(images: &[&dyn ReadAt], set: Option<Uuid>) -> Vec<Claim> {
+pub(crate) fn claims(images: &[&dyn ReadAt], set: Option<Uuid>) -> Vec<BackingClaim> {
     let mut nobody = Findings::new(0);
     let mut claim = |(backing, image): (usize, &&dyn ReadAt)| {
-        let found = read_superblock(*image, Place::backing(backing), &mut nobody)?;
+        let found = read_superblock(*image, Location::backing(backing), &mut nobody)?;
         let Superblock::Backing(found) = found else { return None };
         let is_its = set.is_none_or(|set| set == found.set_uuid());
-        (is_its && found.state() != BackingState::None).then(|| Claim {
+        (is_its && found.state() != BackingState::None).then(|| BackingClaim {
             backing,
             uuid: found.uuid(),
             label: found.label(),
@@ -142,7 +143,7 @@ impl Volume {
             claims_clean: false,
             live_sectors: 0,
             dirty_sectors: 0,
-            dirty_state: Known::Unknown,
+            dirty_state: Certainty::Unknown,
             backing: None,
         }
     }
@@ -150,23 +151,23 @@ impl Volume {
 
 /// A backing device of the set.
 #[derive(Debug)]
-pub(crate) struct Backing {
+pub(crate) struct BackingDevice {
     pub superblock: BackingSuperblock,
     pub sectors: u64,
 }
 
 /// The uuid table as read.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
+pub(crate) struct UuidTable {
     /// All slots, in order of inode.
     pub slots: Vec<UuidSlot>,
     /// Slots that may differ from what was written, by the same rule as in the engine.
-    pub doubted: BTreeMap<Inode, Doubt>,
+    pub doubted: BTreeMap<Inode, SlotMismatch>,
     /// Whether bcached wrote it.
     pub is_ours: bool,
 }
 
-impl Table {
+impl UuidTable {
     /// Returns true if the table gives the inode to no volume: its slot is free, or doubted.
     fn is_unowned(&self, number: Inode) -> bool {
         let slot = self.slots.get(number.0 as usize);
@@ -185,9 +186,9 @@ pub(crate) fn read_table(
     geometry: &Geometry,
     (set, header): (Uuid, &JsetHeader),
     old: bool,
-    place: Place,
+    place: Location,
     findings: &mut Findings,
-) -> Option<Table> {
+) -> Option<UuidTable> {
     let key = &header.uuids;
     if let Err(error) = check_uuid_key(geometry, key) {
         findings.error(place, DamageKind::BadUuidKey { key: *key, error });
@@ -198,7 +199,7 @@ pub(crate) fn read_table(
         findings.error(place, DamageKind::UuidTableSize { wanted, found: key.sectors() });
     }
     let sector = key.pointers.as_slice().first()?.sector();
-    let place = Place::cache(Structure::UuidTable, sector);
+    let place = Location::cache(Structure::UuidTable, sector);
     let bytes = crate::read_or_report(image, place, sector, usize::from(key.size) * 512, findings)?;
     let slots = if old {
         uuid::parse_old(&bytes).map(Iterator::collect::<Vec<_>>)
@@ -215,7 +216,7 @@ pub(crate) fn read_table(
             }
             let doubted = uuid::doubted(set, &slots, seal);
             report_doubted(&slots, &doubted, place, findings);
-            Some(Table { slots, doubted, is_ours: seal.is_some() })
+            Some(UuidTable { slots, doubted, is_ours: seal.is_some() })
         }
         Err(error) => {
             findings.error(place, DamageKind::UuidTable(error));
@@ -227,11 +228,13 @@ pub(crate) fn read_table(
 /// Reports doubted slots. Duplicates are reported with both of their inodes.
 fn report_doubted(
     slots: &[UuidSlot],
-    doubted: &BTreeMap<Inode, Doubt>,
-    place: Place,
+    doubted: &BTreeMap<Inode, SlotMismatch>,
+    place: Location,
     findings: &mut Findings,
 ) {
-    for number in doubted.iter().filter(|(_, doubt)| **doubt != Doubt::Twice).map(|(number, _)| number.0) {
+    for number in
+        doubted.iter().filter(|(_, doubt)| **doubt != SlotMismatch::Twice).map(|(number, _)| number.0)
+    {
         let uuid = slots[number as usize].uuid;
         findings.error(place, DamageKind::DoubtedSlot { number, uuid });
     }
@@ -245,7 +248,7 @@ fn report_doubted(
 
 /// Reads the superblock of the cache device; `None` if there is no usable set.
 pub(crate) fn read_cache(image: &dyn ReadAt, findings: &mut Findings) -> Option<CacheSuperblock> {
-    let place = Place::cache(Structure::Superblock, SUPERBLOCK_SECTOR);
+    let place = Location::cache(Structure::Superblock, SUPERBLOCK_SECTOR);
     match read_superblock(image, place, findings)? {
         Superblock::Cache(superblock) => Some(superblock),
         Superblock::Backing(_) => {
@@ -260,9 +263,9 @@ pub(crate) fn read_backings(
     images: &[&dyn ReadAt],
     cache: &CacheSuperblock,
     findings: &mut Findings,
-) -> Vec<Option<Backing>> {
+) -> Vec<Option<BackingDevice>> {
     let one = |(index, image): (usize, &&dyn ReadAt)| {
-        let place = Place::backing(index);
+        let place = Location::backing(index);
         let superblock = match read_superblock(*image, place, findings)? {
             Superblock::Backing(superblock) => superblock,
             Superblock::Cache(_) => {
@@ -281,14 +284,14 @@ pub(crate) fn read_backings(
         if found < wanted {
             findings.error(place, DamageKind::BackingBlockTooSmall { wanted, found });
         }
-        Some(Backing { superblock, sectors: image.sectors() })
+        Some(BackingDevice { superblock, sectors: image.sectors() })
     };
     images.iter().enumerate().map(one).collect()
 }
 
-fn read_superblock(image: &dyn ReadAt, place: Place, findings: &mut Findings) -> Option<Superblock> {
+fn read_superblock(image: &dyn ReadAt, place: Location, findings: &mut Findings) -> Option<Superblock> {
     let bytes = crate::read_or_report(image, place, SUPERBLOCK_SECTOR, SUPERBLOCK_BYTES, findings)?;
-    let facts = DeviceFacts { sectors: image.sectors(), logical_block_sectors: 1 };
+    let facts = DeviceGeometry { sectors: image.sectors(), logical_block_sectors: 1 };
     match RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts)) {
         Ok(superblock) => Some(superblock),
         Err(error) => {
@@ -300,15 +303,16 @@ fn read_superblock(image: &dyn ReadAt, place: Place, findings: &mut Findings) ->
 
 /// Joins the volumes of the table with the backing devices.
 pub(crate) fn join(
-    table: &Table,
+    table: &UuidTable,
     header: &JsetHeader,
-    backings: &[Option<Backing>],
+    backings: &[Option<BackingDevice>],
     findings: &mut Findings,
 ) -> BTreeMap<Inode, Volume> {
     let mut volumes = BTreeMap::new();
     // As in the engine, a slot that differs from what was written makes no volume. Of two slots
     // with the same uuid, one is right.
-    let is_believed = |number: &Inode| table.doubted.get(number).is_none_or(|doubt| *doubt == Doubt::Twice);
+    let is_believed =
+        |number: &Inode| table.doubted.get(number).is_none_or(|doubt| *doubt == SlotMismatch::Twice);
     for (number, slot) in (0..).map(Inode).zip(&table.slots).filter(|(_, slot)| !slot.is_free()) {
         if is_believed(&number) {
             volumes.insert(number, Volume::of_slot(number.0, slot));
@@ -334,7 +338,7 @@ pub(crate) fn join(
         let uuid = backing.superblock.uuid();
         let known = volumes.values_mut().find(|volume| volume.uuid == uuid && !volume.invalidated);
         if let Some(volume) = known {
-            let place = Place::backing(index);
+            let place = Location::backing(index);
             report_older_copies(&backing.superblock, (Inode(volume.inode), table), header, place, findings);
             volume.start = backing.superblock.data_offset();
             volume.end = Some(backing.sectors);
@@ -342,7 +346,7 @@ pub(crate) fn join(
             volume.claims_clean = backing.claims_clean();
             volume.backing = Some(index);
         } else if backing.superblock.state() == BackingState::Dirty {
-            findings.error(Place::backing(index), DamageKind::DirtyButUnknown { uuid });
+            findings.error(Location::backing(index), DamageKind::DirtyButUnknown { uuid });
         }
     }
     volumes
@@ -356,9 +360,9 @@ fn is_attached(superblock: &BackingSuperblock) -> bool {
 /// attachment, unless one of them is an older copy.
 fn report_older_copies(
     backing: &BackingSuperblock,
-    (number, table): (Inode, &Table),
+    (number, table): (Inode, &UuidTable),
     header: &JsetHeader,
-    place: Place,
+    place: Location,
     findings: &mut Findings,
 ) {
     let Some(attachment) = backing.attachment().filter(|_| is_attached(backing)) else { return };
@@ -382,7 +386,7 @@ const fn state_name(state: BackingState) -> &'static str {
     }
 }
 
-impl Backing {
+impl BackingDevice {
     /// Returns true if the device's state says that dirty extents do not differ from it.
     pub fn claims_clean(&self) -> bool {
         matches!(self.superblock.state(), BackingState::None | BackingState::Clean)
@@ -412,8 +416,8 @@ pub(crate) fn equals_backing(
     let bytes = usize::from(key.size) * 512;
     let sector = key.pointers.as_slice().first()?.sector();
     let cached =
-        crate::read_or_report(cache, Place::cache(Structure::Content, sector), sector, bytes, findings)?;
-    let place = Place {
+        crate::read_or_report(cache, Location::cache(Structure::Content, sector), sector, bytes, findings)?;
+    let place = Location {
         device: Device::Backing(index),
         structure: Structure::Content,
         sector: Some(key.start()),

@@ -1,7 +1,7 @@
 //! The command line. One definition feeds the parser and `--help`; the commands are in `commands`.
 
 use crate::failure::{Failure, Kind};
-use crate::{commands::make::Role, later};
+use crate::{commands::make::DeviceRole, later};
 use bcached_config::CONTROL_DEFAULT;
 use bcached_config::options;
 use bcached_control::paths;
@@ -13,10 +13,10 @@ mod config;
 mod cycle;
 mod wrong;
 
-pub use config::{ConfigFile, ConfigVerb};
+pub use config::{ConfigCommand, ConfigFileArgs};
 pub use cycle::{
-    Add, Attach, Cancel, Detach, Flush, Forget, Grow, Import, Release, Remove, Replace, Shrink, Stop,
-    TakeOver, Watch,
+    AddArgs, AttachArgs, CancelArgs, DetachArgs, FlushArgs, ForgetArgs, GrowArgs, ImportArgs, ReleaseArgs,
+    RemoveArgs, ReplaceArgs, ShrinkArgs, StopArgs, TakeOverArgs, WatchArgs,
 };
 use wrong::wrong_use;
 
@@ -45,74 +45,74 @@ struct CommandLine {
 #[derive(Subcommand, Debug)]
 pub enum Command {
     /// Write superblocks, as make-bcache does
-    Make(Box<Make>),
+    Make(Box<MakeArgs>),
     /// Serve volumes, in the foreground
-    Serve(Serve),
+    Serve(ServeArgs),
     /// Show the state of the running daemon, its caches and its volumes
-    Status(Status),
+    Status(StatusArgs),
     /// Show what has happened, in the words of the log
-    Events(Events),
+    Events(EventsArgs),
     /// Show where the data at an offset of a volume is; exit status 1 if the cache does not have it
-    Explain(Explain),
+    Explain(ExplainArgs),
     /// Show the status repeatedly
-    Top(Top),
+    Top(TopArgs),
     /// Print the metrics of a running daemon, in the format of Prometheus
-    Metrics(Metrics),
+    Metrics(MetricsArgs),
     /// Show the options of a volume or a cache, or the value of one
-    Get(Get),
+    Get(GetArgs),
     /// Change options of a volume or a cache, at once and permanently
-    Set(Set),
+    Set(SetArgs),
     /// Undo `set`: remove the values that it has given to options
-    Unset(Unset),
+    Unset(UnsetArgs),
     /// Write back the dirty data of a volume, or of all volumes
-    Flush(Flush),
+    Flush(FlushArgs),
     /// Detach a volume from its cache: it stays served, without a cache
-    Detach(Detach),
+    Detach(DetachArgs),
     /// Attach a volume to a cache
-    Attach(Attach),
+    Attach(AttachArgs),
     /// Start to serve one more volume, now and after restarts
-    Add(Add),
+    Add(AddArgs),
     /// Stop serving a volume permanently; its dirty data stays in its cache
-    Remove(Remove),
+    Remove(RemoveArgs),
     /// Stop the daemon cleanly, or stop serving one volume until the next start
-    Stop(Stop),
+    Stop(StopArgs),
     /// Replace the running daemon, for example by a new version, and take over its devices and
     /// clients
-    TakeOver(TakeOver),
+    TakeOver(TakeOverArgs),
     /// Delete all data that a cache holds of a volume that is gone, or of a flash-only volume
-    Forget(Forget),
+    Forget(ForgetArgs),
     /// Grow a volume to the present size of its backing device
-    Grow(Grow),
+    Grow(GrowArgs),
     /// Shrink a volume, so that its backing device can be shrunk
-    Shrink(Shrink),
+    Shrink(ShrinkArgs),
     /// Move all volumes of a cache to another cache device
-    Replace(Replace),
+    Replace(ReplaceArgs),
     /// Stop serving a cache and all of its volumes, and release their devices, for example to the
     /// kernel
-    Release(Release),
+    Release(ReleaseArgs),
     /// Take a set from the kernel, with its dirty data, and serve it
-    Import(Import),
+    Import(ImportArgs),
     /// Cancel a running job
-    Cancel(Cancel),
+    Cancel(CancelArgs),
     /// Wait until a volume is served, clean or detached
-    Wait(Wait),
+    Wait(WaitArgs),
     /// List caches and volumes
-    List(List),
+    List(ListArgs),
     /// List bcache devices, grouped by set
-    Scan(Scan),
+    Scan(ScanArgs),
     /// Check, show or compare the configuration, or propose one for the devices found
     #[command(subcommand)]
-    Config(ConfigVerb),
+    Config(ConfigCommand),
     /// Print a device's superblock, as bcache-super-show does
-    Show(Show),
+    Show(ShowArgs),
     /// Check a cache set, read-only
-    Check(Check),
+    Check(CheckArgs),
     /// Print a cache set's metadata, record by record
-    Dump(Dump),
+    Dump(DumpArgs),
     /// Show what this machine offers, and whether devices are fit to be served
-    Doctor(Doctor),
+    Doctor(DoctorArgs),
     /// List the JSON outputs, or print the JSON Schema of one
-    Schema(Schema),
+    Schema(SchemaArgs),
     /// Print the version
     Version,
     /// Help or the version, as the parser wrote it.
@@ -126,7 +126,7 @@ pub enum Command {
 /// `bcached make`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "A device takes the role of the last -C or -B before it, as with make-bcache.")]
-pub struct Make {
+pub struct MakeArgs {
     /// The devices that follow become cache devices
     #[arg(short = 'C', long, value_name = "DEV", num_args = 0.., default_missing_value = NO_DEVICE)]
     cache: Vec<PathBuf>,
@@ -179,18 +179,18 @@ pub struct Make {
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]
-    pub configuration: ConfigFile,
+    pub configuration: ConfigFileArgs,
     /// Accepted and ignored, as make-bcache does
     #[arg(short = 'U', hide = true)]
     _ignored: bool,
     /// The devices with their roles, in the order of the command line.
     #[arg(skip)]
-    pub roles: Vec<(Role, PathBuf)>,
+    pub roles: Vec<(DeviceRole, PathBuf)>,
 }
 
 /// `bcached show`.
 #[derive(clap::Args, Debug)]
-pub struct Show {
+pub struct ShowArgs {
     /// The device or image file
     pub device: PathBuf,
     /// Continue if the magic number or the checksum is wrong
@@ -200,7 +200,7 @@ pub struct Show {
 
 /// `bcached serve`.
 #[derive(clap::Args, Debug)]
-pub struct Serve {
+pub struct ServeArgs {
     /// Configuration file [default: /etc/bcached/config.toml, unless devices are named]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -219,46 +219,46 @@ pub struct Serve {
     #[arg(long, value_name = "TIME")]
     pub stop_timeout: Option<String>,
     #[command(flatten)]
-    pub control: Control,
+    pub control: ControlArgs,
 }
 
 /// `bcached status`.
 #[derive(clap::Args, Debug)]
-pub struct Status {
+pub struct StatusArgs {
     /// Show only this volume and its cache, or this cache and its volumes
     pub name: Option<String>,
     /// Also show how long ago the data in each cache was used, which examines every bucket
     #[arg(long)]
     pub full: bool,
     #[command(flatten)]
-    pub control: Control,
+    pub control: ControlArgs,
 }
 
 /// `bcached metrics`.
 #[derive(clap::Args, Debug)]
-pub struct Metrics {
+pub struct MetricsArgs {
     /// Use node_exporter's names for the kernel's bcache, for its textfile collector; with FILE,
     /// write to that file, which is replaced atomically
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     pub textfile: Option<PathBuf>,
     #[command(flatten)]
-    pub control: Control,
+    pub control: ControlArgs,
 }
 
 /// `bcached explain`.
 #[derive(clap::Args, Debug)]
-pub struct Explain {
+pub struct ExplainArgs {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device
     pub volume: String,
     /// Offset from the start of the volume; a bare number is bytes
     pub offset: String,
     #[command(flatten)]
-    pub control: Control,
+    pub control: ControlArgs,
 }
 
 /// `bcached top`.
 #[derive(clap::Args, Debug)]
-pub struct Top {
+pub struct TopArgs {
     /// Time between two updates [default: 2s]
     #[arg(long, value_name = "TIME")]
     pub interval: Option<String>,
@@ -266,19 +266,19 @@ pub struct Top {
     #[arg(short = 'n', long, value_name = "COUNT")]
     pub count: Option<u64>,
     #[command(flatten)]
-    pub control: Control,
+    pub control: ControlArgs,
 }
 
 /// `bcached schema`.
 #[derive(clap::Args, Debug)]
-pub struct Schema {
+pub struct SchemaArgs {
     /// Name of an output, as in its field `schema`, with or without `bcached.` [default: list all]
     pub name: Option<String>,
 }
 
 /// `bcached scan`.
 #[derive(clap::Args, Debug)]
-pub struct Scan {
+pub struct ScanArgs {
     /// Devices and image files [default: all block devices]
     #[arg(value_name = "DEV")]
     pub devices: Vec<PathBuf>,
@@ -290,7 +290,7 @@ pub struct Scan {
     after_help = "The daemon keeps its newest 1024 events; the journal has all of them. With --json, each line is an object \
                   (NDJSON)."
 )]
-pub struct Events {
+pub struct EventsArgs {
     /// Continue with new events, until the daemon ends
     #[arg(short = 'f', long)]
     pub follow: bool,
@@ -302,20 +302,20 @@ pub struct Events {
     #[arg(short = 'n', long, value_name = "COUNT")]
     pub lines: Option<usize>,
     #[command(flatten)]
-    pub control: Control,
+    pub control: ControlArgs,
 }
 
 /// `bcached get`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = options::help())]
-pub struct Get {
+pub struct GetArgs {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device; or a cache's name,
     /// the UUID of its set, or its device
     pub volume: String,
     /// Print only the value of this option
     pub option: Option<String>,
     #[command(flatten)]
-    pub control: Control,
+    pub control: ControlArgs,
 }
 
 /// `bcached set`.
@@ -324,7 +324,7 @@ pub struct Get {
     "Saved in config.d/99-set.toml beside the configuration, unless --runtime is given. All values are checked before \
      the first is changed.\nSizes: 4M or 4MiB. Times: 500ms, 30s, 5m, 2h.\n\n{}", options::help()
 ))]
-pub struct Set {
+pub struct SetArgs {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device; or a cache's name,
     /// the UUID of its set, or its device
     pub volume: String,
@@ -338,13 +338,13 @@ pub struct Set {
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]
-    pub control: Control,
+    pub control: ControlArgs,
 }
 
 /// `bcached unset`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = options::help())]
-pub struct Unset {
+pub struct UnsetArgs {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device; or a cache's name,
     /// the UUID of its set, or its device
     pub volume: String,
@@ -355,12 +355,12 @@ pub struct Unset {
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]
-    pub control: Control,
+    pub control: ControlArgs,
 }
 
 /// `bcached wait`.
 #[derive(clap::Args, Debug)]
-pub struct Wait {
+pub struct WaitArgs {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device
     pub volume: String,
     /// The state to wait for
@@ -370,7 +370,7 @@ pub struct Wait {
     #[arg(long, value_name = "TIME")]
     pub timeout: Option<String>,
     #[command(flatten)]
-    pub control: Control,
+    pub control: ControlArgs,
 }
 
 /// What can be waited for.
@@ -386,21 +386,21 @@ pub enum WaitFor {
 
 /// `bcached list`.
 #[derive(clap::Args, Debug)]
-pub struct List {
+pub struct ListArgs {
     #[command(flatten)]
-    pub control: Control,
+    pub control: ControlArgs,
 }
 
 /// Where the daemon answers.
 #[derive(clap::Args, Clone, Debug)]
-pub struct Control {
+pub struct ControlArgs {
     /// The daemon's control socket [default: $BCACHED_CONTROL, else /run/bcached/control.sock];
     /// monitor.sock beside it suffices for commands that only read
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 }
 
-impl Control {
+impl ControlArgs {
     /// Returns the socket to connect to.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
@@ -417,7 +417,7 @@ impl Control {
 
 /// `bcached check`.
 #[derive(clap::Args, Debug)]
-pub struct Check {
+pub struct CheckArgs {
     /// Cache devices, and backing devices to compare them with
     #[arg(value_name = "DEV", required = true)]
     pub devices: Vec<PathBuf>,
@@ -431,7 +431,7 @@ pub struct Check {
 
 /// `bcached dump`.
 #[derive(clap::Args, Debug)]
-pub struct Dump {
+pub struct DumpArgs {
     /// The cache device
     pub device: PathBuf,
     /// Print only this part
@@ -455,12 +455,12 @@ pub enum DumpPart {
 
 /// `bcached doctor`.
 #[derive(clap::Args, Debug)]
-pub struct Doctor {
+pub struct DoctorArgs {
     /// Devices to examine
     #[arg(value_name = "DEV")]
     pub devices: Vec<PathBuf>,
     #[command(flatten)]
-    pub configuration: ConfigFile,
+    pub configuration: ConfigFileArgs,
 }
 
 /// Returns true if `--json` was typed before a `--`. Determined apart from the parser, because the
@@ -497,9 +497,11 @@ pub fn parse(words: &[OsString]) -> Result<Command, Failure> {
 }
 
 /// Returns each device with its role, in the order of the command line.
-fn roles(matches: &ArgMatches) -> Result<Vec<(Role, PathBuf)>, Failure> {
-    let mut typed: Vec<(usize, Option<Role>, &OsStr)> = Vec::new();
-    for (name, role) in [("cache", Some(Role::Cache)), ("backing", Some(Role::Backing)), ("devices", None)] {
+fn roles(matches: &ArgMatches) -> Result<Vec<(DeviceRole, PathBuf)>, Failure> {
+    let mut typed: Vec<(usize, Option<DeviceRole>, &OsStr)> = Vec::new();
+    for (name, role) in
+        [("cache", Some(DeviceRole::Cache)), ("backing", Some(DeviceRole::Backing)), ("devices", None)]
+    {
         let indices = matches.indices_of(name).into_iter().flatten();
         let values = matches.get_raw(name).into_iter().flatten();
         typed.extend(indices.zip(values).map(|(index, value)| (index, role, value)));

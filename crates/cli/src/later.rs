@@ -4,27 +4,30 @@
 use crate::failure::{Failure, Kind};
 
 /// A command of a later version, and what to do until then.
-struct Later {
+struct FutureCommand {
     verb: &'static str,
     by_hand: &'static str,
 }
 
 /// In the order of the interface's table.
-const TABLE: &[Later] = &[
-    Later {
+const TABLE: &[FutureCommand] = &[
+    FutureCommand {
         verb: "salvage",
         by_hand: "serve a copy of the devices with `bcached serve` and copy the volume",
     },
-    Later { verb: "repair", by_hand: "`bcached check` reports what is damaged; keep images of both devices" },
-    Later {
+    FutureCommand {
+        verb: "repair",
+        by_hand: "`bcached check` reports what is damaged; keep images of both devices",
+    },
+    FutureCommand {
         verb: "writeback",
         by_hand: "serve the devices with `bcached serve` and wait until `bcached status` shows no dirty data",
     },
-    Later {
+    FutureCommand {
         verb: "convert",
         by_hand: "make a new backing device with `bcached make --backing` and copy the data",
     },
-    Later { verb: "unconvert", by_hand: "copy the volume's data to a plain device" },
+    FutureCommand { verb: "unconvert", by_hand: "copy the volume's data to a plain device" },
 ];
 
 /// Returns the refusal of a first word that is no command of this version.

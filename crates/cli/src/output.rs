@@ -26,7 +26,7 @@ pub struct Report {
 }
 
 /// A value with a form for people; its JSON form is its `Serialize`.
-pub trait Show: Serialize {
+pub trait Printable: Serialize {
     /// Name of the JSON schema, as in `bcached.show`.
     const SCHEMA: &'static str;
     /// Within one version, fields are only added.
@@ -38,7 +38,7 @@ pub trait Show: Serialize {
 
 impl Report {
     /// Returns a report of `value`, with exit status 0.
-    pub fn of<T: Show>(value: &T) -> Result<Self, Failure> {
+    pub fn of<T: Printable>(value: &T) -> Result<Self, Failure> {
         #[derive(Serialize)]
         struct Envelope<'a, T> {
             schema: &'static str,

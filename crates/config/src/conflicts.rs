@@ -5,7 +5,7 @@
 //! so are two spellings of a UUID. No device is opened, so a path is not compared with a UUID, nor
 //! one hard link with another. Such duplicates are reported when the devices are served.
 
-use super::field_types::{Address, Listen};
+use super::field_types::{Address, Listener};
 use super::parse::{Origin, Settings};
 use super::read_file::bounded;
 use super::{Config, Volume};
@@ -18,9 +18,9 @@ use std::path::{Component, Path, PathBuf};
 /// The locations of unique resources in the files. A resource from the command line has no
 /// location.
 #[derive(Default)]
-pub struct Places(BTreeMap<String, Origin>);
+pub struct Origins(BTreeMap<String, Origin>);
 
-impl Places {
+impl Origins {
     /// Collects the locations, before the command line is applied.
     pub fn of(settings: &Settings) -> Self {
         let mut places = BTreeMap::new();
@@ -64,12 +64,12 @@ impl Places {
 }
 
 /// Checks that each socket and each port has a single use.
-pub fn check_sockets(config: &Config, places: &Places, findings: &mut Vec<Failure>) {
+pub fn check_sockets(config: &Config, places: &Origins, findings: &mut Vec<Failure>) {
     let monitor = config.control.with_file_name("monitor.sock");
     let names = |path: &Path| path.to_string_lossy().into_owned();
     let paths = config.places.listen.iter().filter_map(|listen| listen.at.unix_path());
-    let real = Real::of([&*config.control, &*monitor].into_iter().chain(paths).map(names));
-    let is_same = |one: &Listen, other: &Listen| match (&one.at, &other.at) {
+    let real = ResolvedNames::of([&*config.control, &*monitor].into_iter().chain(paths).map(names));
+    let is_same = |one: &Listener, other: &Listener| match (&one.at, &other.at) {
         (Address::Unix(one), Address::Unix(other)) => real.is_same(&names(one), &names(other)),
         // With port 0 each address gets a port of its own, but the same line given twice is a
         // mistake.
@@ -94,7 +94,7 @@ pub fn check_sockets(config: &Config, places: &Places, findings: &mut Vec<Failur
         }
     }
     let Some(metrics) = config.metrics else { return };
-    let is_taken = |listen: &&Listen| matches!(listen.at, Address::Tcp(nbd) if is_same_port(nbd, metrics));
+    let is_taken = |listen: &&Listener| matches!(listen.at, Address::Tcp(nbd) if is_same_port(nbd, metrics));
     if let Some(nbd) = config.places.listen.iter().find(is_taken) {
         let failure = places.refused("metrics", &format!("`metrics` cannot be on {metrics}"));
         findings
@@ -108,16 +108,21 @@ fn is_same_port(one: SocketAddr, other: SocketAddr) -> bool {
 }
 
 /// A device and its use.
-struct Role<'a> {
+struct DeviceUse<'a> {
     device: &'a str,
     /// The use, for a sentence.
     name: String,
-    /// The key of its location in [`Places`].
+    /// The key of its location in [`Origins`].
     key: String,
 }
 
 /// Checks that each device is a single cache or volume.
-pub fn check_devices(config: &Config, places: &Places, from_command_line: bool, findings: &mut Vec<Failure>) {
+pub fn check_devices(
+    config: &Config,
+    places: &Origins,
+    from_command_line: bool,
+    findings: &mut Vec<Failure>,
+) {
     if from_command_line {
         // Devices on the command line are opened at once, which reports duplicates. For volumes
         // only equal names are found here.
@@ -132,8 +137,8 @@ pub fn check_devices(config: &Config, places: &Places, from_command_line: bool, 
         return;
     }
     let all = roles(config);
-    let real = Real::of(all.iter().map(|role| role.device.to_owned()));
-    let mut first: BTreeMap<&str, &Role<'_>> = BTreeMap::new();
+    let real = ResolvedNames::of(all.iter().map(|role| role.device.to_owned()));
+    let mut first: BTreeMap<&str, &DeviceUse<'_>> = BTreeMap::new();
     for role in &all {
         let one = *first.entry(real.name(role.device)).or_insert(role);
         if one.key != role.key {
@@ -154,16 +159,16 @@ pub fn check_devices(config: &Config, places: &Places, from_command_line: bool, 
 }
 
 /// Returns the caches, then their former devices, then the volumes.
-fn roles(config: &Config) -> Vec<Role<'_>> {
+fn roles(config: &Config) -> Vec<DeviceUse<'_>> {
     let named = |cache: &Option<String>| cache.clone().unwrap_or_default();
     let caches = config.caches.iter().map(|cache| {
         let name = named(&cache.name);
-        Role { device: &cache.device, key: format!("cache {name}"), name: format!("the cache {name}") }
+        DeviceUse { device: &cache.device, key: format!("cache {name}"), name: format!("the cache {name}") }
     });
     let formers = config.caches.iter().filter_map(|cache| {
         let (device, _) = cache.former.as_ref()?;
         let name = named(&cache.name);
-        Some(Role {
+        Some(DeviceUse {
             device,
             key: format!("former {name}"),
             name: format!("the former device (`former`) of the cache {name}"),
@@ -171,12 +176,12 @@ fn roles(config: &Config) -> Vec<Role<'_>> {
     });
     let volumes = config.volumes.iter().map(|volume| {
         let name = named(&volume.name);
-        Role { device: &volume.backing, key: format!("volume {name}"), name }
+        DeviceUse { device: &volume.backing, key: format!("volume {name}"), name }
     });
     caches.chain(formers).chain(volumes).collect()
 }
 
-fn twice(places: &Places, one: &Role<'_>, other: &Role<'_>) -> Failure {
+fn twice(places: &Origins, one: &DeviceUse<'_>, other: &DeviceUse<'_>) -> Failure {
     let failure = places.refused(&other.key, &format!("{} is configured twice", other.device));
     failure.why(match one.device == other.device {
         true => format!("as {} and as {}", one.name, other.name),
@@ -185,9 +190,9 @@ fn twice(places: &Places, one: &Role<'_>, other: &Role<'_>) -> Failure {
 }
 
 /// The names of devices and sockets, and what they resolve to.
-pub struct Real(BTreeMap<String, String>);
+pub struct ResolvedNames(BTreeMap<String, String>);
 
-impl Real {
+impl ResolvedNames {
     /// Resolves the names. If their file system does not answer, they are compared as text.
     pub fn of(names: impl IntoIterator<Item = String>) -> Self {
         let names: Vec<_> = names.into_iter().collect();

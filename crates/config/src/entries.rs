@@ -1,11 +1,11 @@
 //! Converts the merged section of a volume or a cache into what is to be served.
 
 use super::parse::{CacheSettings, Located, Origin, VolumeSettings};
-use super::{Cache, Flash, NO_CACHE, Released, Volume, WAIT_DEFAULT};
-use crate::options::layers::{Configured, Layers};
+use super::{Cache, FlashVolume, NO_CACHE, ReleasedCache, Volume, WAIT_DEFAULT};
+use crate::options::layers::{ConfiguredOptions, OptionLayers};
 use bcached_control::failure::Failure;
 use bcached_format::Uuid;
-use bcached_port::Ways;
+use bcached_port::FrontendSet;
 
 impl Cache {
     /// Creates the cache; `None` if it is not to be served.
@@ -50,12 +50,12 @@ pub(super) fn sense_of_flash(name: &str, said: &VolumeSettings) -> Result<(), Fa
     Ok(())
 }
 
-impl Flash {
+impl FlashVolume {
     pub(super) fn of(
         name: String,
         origin: &Origin,
         said: VolumeSettings,
-        ways: Ways,
+        ways: FrontendSet,
     ) -> Result<Self, Failure> {
         let flash = required(said.flash, origin, &format!("[volume.{name}] has no `flash`"))?;
         if said.backing.is_some() {
@@ -81,14 +81,14 @@ impl Flash {
 }
 
 impl Volume {
-    pub(super) fn plain(place: usize, device: &str, ways: Ways) -> Self {
+    pub(super) fn plain(place: usize, device: &str, ways: FrontendSet) -> Self {
         Self {
             name: None,
             number: place,
             is_numbered: false,
             backing: device.to_owned(),
             cache: None,
-            options: Configured::new(),
+            options: ConfiguredOptions::new(),
             read_only: false,
             shared: false,
             ways,
@@ -99,8 +99,8 @@ impl Volume {
 }
 
 /// Checks the options of one volume, each of which may be valid while they contradict each other.
-pub(super) fn in_order(options: Configured) -> Result<Configured, Failure> {
-    let layers = Layers { configured: options, ..Layers::default() };
+pub(super) fn in_order(options: ConfiguredOptions) -> Result<ConfiguredOptions, Failure> {
+    let layers = OptionLayers { configured: options, ..OptionLayers::default() };
     match layers.check() {
         Ok(()) => Ok(layers.configured),
         Err(wrong) => {
@@ -142,7 +142,7 @@ pub(super) fn check_size(name: &str, origin: &Origin, size: Option<u64>) -> Resu
 pub(super) fn known_cache(
     named: Option<Located<String>>,
     caches: &[Cache],
-    released: &[Released],
+    released: &[ReleasedCache],
 ) -> Result<Option<String>, Failure> {
     let Some(named) = named else { return Ok(None) };
     if named.value == NO_CACHE

@@ -1,7 +1,7 @@
 //! Values of settings: sizes, times, addresses to listen on. Each is checked where it is parsed, so
 //! that an error has its line.
 
-use bcached_control::sizes::{self, Bare};
+use bcached_control::sizes::{self, DefaultUnit};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use std::fmt;
@@ -18,16 +18,16 @@ impl TryFrom<String> for Size {
     type Error = sizes::SizeError;
 
     fn try_from(typed: String) -> Result<Self, Self::Error> {
-        sizes::parse(&typed, Bare::Bytes).map(Self)
+        sizes::parse(&typed, DefaultUnit::Bytes).map(Self)
     }
 }
 
 /// A time: `500ms`, `30s`, `5m`, `2h`.
 #[derive(Clone, Copy, Debug, serde::Deserialize)]
 #[serde(try_from = "String")]
-pub struct Time(pub Duration);
+pub struct TimeSpan(pub Duration);
 
-impl TryFrom<String> for Time {
+impl TryFrom<String> for TimeSpan {
     type Error = String;
 
     fn try_from(typed: String) -> Result<Self, Self::Error> {
@@ -53,9 +53,9 @@ const NUMBERS: usize = 8192;
 /// The N of a volume's `bcacheN`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Deserialize)]
 #[serde(try_from = "i64")]
-pub struct Number(pub usize);
+pub struct VolumeNumber(pub usize);
 
-impl TryFrom<i64> for Number {
+impl TryFrom<i64> for VolumeNumber {
     type Error = String;
 
     fn try_from(typed: i64) -> Result<Self, Self::Error> {
@@ -69,9 +69,9 @@ impl TryFrom<i64> for Number {
 /// A path that does not depend on the daemon's working directory.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Deserialize)]
 #[serde(try_from = "String")]
-pub struct Absolute(pub PathBuf);
+pub struct AbsolutePath(pub PathBuf);
 
-impl TryFrom<String> for Absolute {
+impl TryFrom<String> for AbsolutePath {
     type Error = String;
 
     fn try_from(typed: String) -> Result<Self, Self::Error> {
@@ -125,7 +125,7 @@ impl fmt::Display for Group {
 /// An address where NBD is served: `"/run/bcached/nbd.sock"`, or
 /// `{ at = "/run/bcached/look.sock", read_only = true, group = "media" }`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Listen {
+pub struct Listener {
     /// The address.
     pub at: Address,
     /// Clients that connect here may only read.
@@ -153,33 +153,33 @@ impl fmt::Display for Address {
     }
 }
 
-impl fmt::Display for Listen {
+impl fmt::Display for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.at, if self.read_only { " (read-only)" } else { "" })?;
         self.group.iter().try_for_each(|group| write!(f, " (group {group})"))
     }
 }
 
-impl From<Address> for Listen {
+impl From<Address> for Listener {
     fn from(at: Address) -> Self {
         Self { at, read_only: false, group: None }
     }
 }
 
-impl<'de> Deserialize<'de> for Listen {
+impl<'de> Deserialize<'de> for Listener {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(serde::Deserialize)]
         #[serde(deny_unknown_fields)]
-        struct Table {
+        struct ListenTable {
             #[serde(deserialize_with = "in_a_file")]
             at: Address,
             #[serde(default)]
             read_only: bool,
             group: Option<Group>,
         }
-        struct Place;
-        impl<'de> Visitor<'de> for Place {
-            type Value = Listen;
+        struct ListenVisitor;
+        impl<'de> Visitor<'de> for ListenVisitor {
+            type Value = Listener;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(
@@ -188,21 +188,22 @@ impl<'de> Deserialize<'de> for Listen {
                 )
             }
 
-            fn visit_str<E: Error>(self, typed: &str) -> Result<Listen, E> {
-                Address::of_a_file(typed.to_owned()).map(Listen::from).map_err(E::custom)
+            fn visit_str<E: Error>(self, typed: &str) -> Result<Listener, E> {
+                Address::of_a_file(typed.to_owned()).map(Listener::from).map_err(E::custom)
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Listen, A::Error> {
-                let Table { at, read_only, group } = Table::deserialize(MapAccessDeserializer::new(map))?;
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Listener, A::Error> {
+                let ListenTable { at, read_only, group } =
+                    ListenTable::deserialize(MapAccessDeserializer::new(map))?;
                 if let (Address::Tcp(address), Some(_)) = (&at, &group) {
                     return Err(A::Error::custom(format!(
                         "`group` is for unix sockets only: every client that reaches {address} can connect"
                     )));
                 }
-                Ok(Listen { at, read_only, group })
+                Ok(Listener { at, read_only, group })
             }
         }
-        deserializer.deserialize_any(Place)
+        deserializer.deserialize_any(ListenVisitor)
     }
 }
 
@@ -227,9 +228,9 @@ impl TryFrom<String> for Address {
 /// An address on loopback.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Deserialize)]
 #[serde(try_from = "String")]
-pub struct Loopback(pub SocketAddr);
+pub struct LoopbackAddress(pub SocketAddr);
 
-impl TryFrom<String> for Loopback {
+impl TryFrom<String> for LoopbackAddress {
     type Error = String;
 
     fn try_from(typed: String) -> Result<Self, Self::Error> {
@@ -253,7 +254,7 @@ impl Address {
     fn of_a_file(typed: String) -> Result<Self, String> {
         let address = Self::try_from(typed.clone())?;
         match address.unix_path() {
-            Some(_) => Absolute::try_from(typed).map(|_| address),
+            Some(_) => AbsolutePath::try_from(typed).map(|_| address),
             None => Ok(address),
         }
     }

@@ -1,11 +1,11 @@
 //! The front ends of volumes, and their sockets, addresses and directories: `export`, `[nbd]`,
 //! `[vhost-user]`, `[fuse]` and `--export`.
 
-use super::field_types::{Absolute, Address, Group, Listen};
+use super::field_types::{AbsolutePath, Address, Group, Listener};
 use super::parse::{Located, replace};
-use super::tls::{SaidTls, Tls};
+use super::tls::{Tls, TlsSetting};
 use bcached_control::failure::{Failure, Kind};
-use bcached_port::{Way, Ways};
+use bcached_port::{Frontend, FrontendSet};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
@@ -15,12 +15,12 @@ use toml::Spanned;
 pub const DISK_BYTES: u64 = 32 << 20;
 
 /// Returns the daemon's memory that a volume with these front ends takes for itself, in bytes.
-pub fn memory_of(ways: Ways) -> u64 {
+pub fn memory_of(ways: FrontendSet) -> u64 {
     let of = |way| match way {
-        Way::VhostUser => DISK_BYTES,
+        Frontend::VhostUser => DISK_BYTES,
         // The maximum, whichever driver provides the block device.
-        Way::Ublk | Way::Dev => bcached_front_ublk::BYTES_MAX as u64,
-        Way::Nbd | Way::Fuse => 0,
+        Frontend::Ublk | Frontend::Dev => bcached_front_ublk::BYTES_MAX as u64,
+        Frontend::Nbd | Frontend::Fuse => 0,
     };
     ways.iter().map(of).sum()
 }
@@ -28,7 +28,7 @@ pub fn memory_of(ways: Ways) -> u64 {
 /// The value of `export`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(try_from = "OneOrSeveral")]
-pub struct Exported(pub Ways);
+pub struct ExportSetting(pub FrontendSet);
 
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "`export` is a way, or a list of ways: \"nbd\", [\"nbd\", \"fuse\"]")]
@@ -37,7 +37,7 @@ enum OneOrSeveral {
     Several(Vec<String>),
 }
 
-impl TryFrom<OneOrSeveral> for Exported {
+impl TryFrom<OneOrSeveral> for ExportSetting {
     type Error = String;
 
     fn try_from(said: OneOrSeveral) -> Result<Self, String> {
@@ -56,8 +56,8 @@ impl TryFrom<OneOrSeveral> for Exported {
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
 pub struct RawNbd {
-    pub listen: Option<Vec<Spanned<Listen>>>,
-    pub tls: Option<SaidTls>,
+    pub listen: Option<Vec<Spanned<Listener>>>,
+    pub tls: Option<TlsSetting>,
     pub tls_verify_peer: Option<Spanned<bool>>,
     pub group: Option<Group>,
 }
@@ -66,7 +66,7 @@ pub struct RawNbd {
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
 pub struct RawVhostUser {
-    pub directory: Option<Absolute>,
+    pub directory: Option<AbsolutePath>,
     pub group: Option<Group>,
 }
 
@@ -74,15 +74,15 @@ pub struct RawVhostUser {
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
 pub struct RawFuse {
-    pub directory: Option<Absolute>,
+    pub directory: Option<AbsolutePath>,
     pub allow_other: Option<bool>,
 }
 
 /// The settings of these sections, of one file or of several merged.
 #[derive(Debug, Default)]
-pub struct SaidPlaces {
-    pub listen: Option<Vec<Located<Listen>>>,
-    pub tls: Option<SaidTls>,
+pub struct FrontendSettings {
+    pub listen: Option<Vec<Located<Listener>>>,
+    pub tls: Option<TlsSetting>,
     pub tls_verify_peer: Option<Located<bool>>,
     pub nbd_group: Option<Group>,
     pub vhost_user: Option<PathBuf>,
@@ -91,7 +91,7 @@ pub struct SaidPlaces {
     pub fuse_allow_other: Option<bool>,
 }
 
-impl SaidPlaces {
+impl FrontendSettings {
     /// Merges `newer` over these settings, key by key.
     pub fn overlay(&mut self, newer: Self) {
         replace(&mut self.listen, newer.listen);
@@ -116,10 +116,10 @@ impl SaidPlaces {
     }
 
     /// Returns the places of the front ends, for a daemon with this control socket.
-    pub fn of(self, control: &Path) -> Places {
-        let own = Places::beside(control);
+    pub fn of(self, control: &Path) -> FrontendConfig {
+        let own = FrontendConfig::beside(control);
         let listen = self.listen.map(|all| all.into_iter().map(|listen| listen.value).collect());
-        Places {
+        FrontendConfig {
             listen: listen.unwrap_or(own.listen),
             tls: Tls::of(self.tls, self.tls_verify_peer.map(|verify| verify.value)),
             nbd_group: self.nbd_group,
@@ -133,17 +133,17 @@ impl SaidPlaces {
 }
 
 /// Parses the name of a front end.
-fn understood(typed: &str) -> Result<Way, (Kind, String)> {
+fn understood(typed: &str) -> Result<Frontend, (Kind, String)> {
     let known = "write \"dev\", \"nbd\", \"ublk\", \"vhost-user\" or \"fuse\"";
     let unknown = || (Kind::Usage, format!("`{typed}` is not a way to export a volume: {known}"));
-    Way::ALL.into_iter().find(|way| way.word() == typed).ok_or_else(unknown)
+    Frontend::ALL.into_iter().find(|way| way.word() == typed).ok_or_else(unknown)
 }
 
 /// The sockets, addresses and directories of the front ends.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Places {
+pub struct FrontendConfig {
     /// The addresses where NBD is served.
-    pub listen: Vec<Listen>,
+    pub listen: Vec<Listener>,
     /// How connections by TCP are protected.
     pub tls: Tls,
     /// The group that may connect to NBD's unix sockets that set none; the daemon's own group if
@@ -161,13 +161,13 @@ pub struct Places {
     pub dev: PathBuf,
 }
 
-impl Places {
+impl FrontendConfig {
     /// Returns the default places, beside the control socket.
     #[must_use]
     pub fn beside(control: &Path) -> Self {
         Self {
             listen: vec![Address::Unix(control.with_file_name("nbd.sock")).into()],
-            tls: Tls::Unsaid,
+            tls: Tls::Unset,
             nbd_group: None,
             vhost_user_group: None,
             vhost_user: control.with_file_name("vhost-user"),
@@ -182,12 +182,12 @@ impl Places {
     ///
     /// # Errors
     /// Anything else.
-    pub fn take_over(&mut self, typed: &[String]) -> Result<Ways, Failure> {
+    pub fn take_over(&mut self, typed: &[String]) -> Result<FrontendSet, Failure> {
         let nbd = std::mem::take(&mut self.listen);
         typed.iter().map(|typed| self.take(typed, &nbd)).collect()
     }
 
-    fn take(&mut self, typed: &str, nbd: &[Listen]) -> Result<Way, Failure> {
+    fn take(&mut self, typed: &str, nbd: &[Listener]) -> Result<Frontend, Failure> {
         let refuse = |(kind, why)| {
             Failure::new(kind, format!("cannot export by `{typed}`")).why(why).option("--export")
         };
@@ -197,23 +197,23 @@ impl Places {
         };
         let way = understood(word).map_err(refuse)?;
         match (way, place) {
-            (Way::Nbd, None) => self.listen.extend(nbd.iter().cloned()),
-            (Way::Nbd, Some(place)) => {
+            (Frontend::Nbd, None) => self.listen.extend(nbd.iter().cloned()),
+            (Frontend::Nbd, Some(place)) => {
                 let at = Address::try_from(place.to_owned()).map_err(|why| refuse((Kind::Usage, why)))?;
                 self.listen.push(at.into());
             }
             (_, Some("")) => {
                 return Err(refuse((Kind::Usage, "a directory must follow the colon".to_owned())));
             }
-            (Way::VhostUser, Some(place)) => self.vhost_user = place.into(),
-            (Way::Fuse, Some(place)) => self.fuse = place.into(),
-            (Way::Ublk | Way::Dev, Some(_)) => {
+            (Frontend::VhostUser, Some(place)) => self.vhost_user = place.into(),
+            (Frontend::Fuse, Some(place)) => self.fuse = place.into(),
+            (Frontend::Ublk | Frontend::Dev, Some(_)) => {
                 return Err(refuse((
                     Kind::Usage,
                     format!("the kernel names its devices: write only {word}"),
                 )));
             }
-            (Way::Ublk | Way::VhostUser | Way::Fuse | Way::Dev, None) => {}
+            (Frontend::Ublk | Frontend::VhostUser | Frontend::Fuse | Frontend::Dev, None) => {}
         }
         Ok(way)
     }

@@ -27,27 +27,27 @@ mod tls;
 mod unknown_key;
 mod volume_numbers;
 
-use crate::options::layers::Configured;
+use crate::options::layers::ConfiguredOptions;
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::paths;
 use bcached_control::sizes::typed;
 use bcached_format::Uuid;
-use bcached_port::{Way, Ways};
+use bcached_port::{Frontend, FrontendSet};
 use entries::{check_device, check_size, in_order, known_cache, required, sense_of_flash};
-use parse::{NamedVolume, Settings, VolumeSettings};
+use parse::{Settings, VolumeSection, VolumeSettings};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use volume_numbers::Numbers;
+use volume_numbers::VolumeNumbers;
 
-pub use bcached_control::options::Typed;
-pub use conflicts::Real;
-pub use field_types::{Address, Group, Listen};
-pub use frontends::{DISK_BYTES, Places as FrontPlaces};
+pub use bcached_control::options::TypedValue;
+pub use conflicts::ResolvedNames;
+pub use field_types::{Address, Group, Listener};
+pub use frontends::{DISK_BYTES, FrontendConfig};
 pub use parse::Origin;
-pub use persisted::{Kept, KeptCache};
-pub use provenance::{Merged, Said, merged};
+pub use persisted::{PersistedCache, PersistedVolume};
+pub use provenance::{MergedConfig, MergedSetting, merged};
 pub use set_file::SetFile;
 pub use tls::{Certificates, Tls};
 
@@ -82,9 +82,9 @@ pub struct Config {
     /// For how long a stop waits for users.
     pub stop_timeout: Duration,
     /// The sockets, addresses and directories of the front ends.
-    pub places: FrontPlaces,
+    pub places: FrontendConfig,
     /// The front ends of a volume whose section names none.
-    pub ways: Ways,
+    pub ways: FrontendSet,
     /// The loopback address where metrics are served, if configured.
     pub metrics: Option<SocketAddr>,
     /// The caches, in the order of the configuration or the command line.
@@ -92,16 +92,16 @@ pub struct Config {
     /// The volumes, likewise.
     pub volumes: Vec<Volume>,
     /// Settings of volumes that live in a cache only.
-    pub flash: Vec<Flash>,
+    pub flash: Vec<FlashVolume>,
     /// The first number after the places of all volumes with backing devices, including those that
     /// are not to be served. From here on, only `numbers_asked` are in use.
     pub places_of_volumes: usize,
     /// Numbers that sections ask for, including those of volumes that are not to be served.
     pub numbers_asked: BTreeSet<usize>,
     /// Caches that are configured but not to be served.
-    pub released: Vec<Released>,
+    pub released: Vec<ReleasedCache>,
     /// Volumes with backing devices that are configured but not to be served.
-    pub not_served: Vec<NotServed>,
+    pub not_served: Vec<UnservedVolume>,
     /// The main file, which may not exist; `None` if the command line names devices instead.
     pub main_file: Option<PathBuf>,
     /// The file in which `bcached set` persists values; `None` without a configuration.
@@ -124,12 +124,12 @@ pub struct Cache {
     /// It replaces a dead cache, and not all volumes have joined it yet.
     pub is_awaited: bool,
     /// Its options, as set in the files.
-    pub options: Configured,
+    pub options: ConfiguredOptions,
 }
 
 /// A cache that is configured but not to be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Released {
+pub struct ReleasedCache {
     /// Its name.
     pub name: String,
     /// Its device, if configured.
@@ -140,7 +140,7 @@ pub struct Released {
 
 /// A volume with a backing device that is configured but not to be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NotServed {
+pub struct UnservedVolume {
     /// Its name.
     pub name: String,
     /// Its device, if configured.
@@ -149,7 +149,7 @@ pub struct NotServed {
 
 /// Settings of a volume that lives in a cache only. The volume itself is known to the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Flash {
+pub struct FlashVolume {
     /// Its name in the configuration.
     pub name: String,
     /// Its UUID.
@@ -161,7 +161,7 @@ pub struct Flash {
     /// Several clients may write at once.
     pub shared: bool,
     /// The front ends through which it is available.
-    pub ways: Ways,
+    pub ways: FrontendSet,
     /// The N of its `bcacheN`, if its section asks for one.
     pub number: Option<usize>,
     /// How long a client waits for the volume if the cache is not available yet.
@@ -182,13 +182,13 @@ pub struct Volume {
     /// Name of its cache, or [`NO_CACHE`]; `None`: the only one, or the one in its superblock.
     pub cache: Option<String>,
     /// Its options, as set in the files.
-    pub options: Configured,
+    pub options: ConfiguredOptions,
     /// Clients may not write.
     pub read_only: bool,
     /// Several clients may write at once.
     pub shared: bool,
     /// The front ends through which it is available.
-    pub ways: Ways,
+    pub ways: FrontendSet,
     /// For how long its devices are waited for at the start.
     pub wait: Duration,
     /// Upper limit of the size that is served, in bytes.
@@ -217,7 +217,7 @@ pub struct CommandLine {
 /// # Errors
 /// It is not a time; the sentence says what would be.
 pub fn time(typed: &str) -> Result<Duration, String> {
-    field_types::Time::try_from(typed.to_owned()).map(|time| time.0)
+    field_types::TimeSpan::try_from(typed.to_owned()).map(|time| time.0)
 }
 
 /// Logs that no volume is configured. That is not an error.
@@ -282,7 +282,7 @@ impl Config {
             true => (Settings::default(), Vec::new()),
             false => read_files(main, set_text, findings)?,
         };
-        let places = conflicts::Places::of(&settings);
+        let places = conflicts::Origins::of(&settings);
         let places = if line.exports.is_empty() { places } else { places.without_listen() };
         let memory = settings.memory.as_ref().map(|memory| memory.value);
         let mut config = Self::from_settings(settings, line, findings)?;
@@ -294,7 +294,7 @@ impl Config {
             device: device.clone(),
             former: None,
             is_awaited: false,
-            options: Configured::new(),
+            options: ConfiguredOptions::new(),
         };
         config.caches.extend(line.caches.iter().map(plain));
         let backings = line.backings.iter().enumerate();
@@ -350,7 +350,7 @@ impl Config {
     /// Returns the memory for B-tree nodes, in bytes: half of `memory`, less what block devices and
     /// disks of virtual machines take. `ways` are the front ends of all volumes.
     #[must_use]
-    pub fn memory_of_nodes(&self, ways: impl Iterator<Item = Ways>) -> u64 {
+    pub fn memory_of_nodes(&self, ways: impl Iterator<Item = FrontendSet>) -> u64 {
         // Volumes that a reload added may need more than is left.
         let disks: u64 = ways.map(frontends::memory_of).sum();
         (self.memory_bytes / 2).saturating_sub(disks).max(MEMORY_MIN / 2)
@@ -358,7 +358,7 @@ impl Config {
 
     /// Returns the `memory` that leaves `bytes` for sets, beside volumes with these front ends.
     #[must_use]
-    pub fn memory_for(&self, bytes: u64, ways: impl Iterator<Item = Ways>) -> u64 {
+    pub fn memory_for(&self, bytes: u64, ways: impl Iterator<Item = FrontendSet>) -> u64 {
         let disks: u64 = ways.map(frontends::memory_of).sum();
         bytes.saturating_add(disks).saturating_mul(2)
     }
@@ -387,13 +387,13 @@ impl Config {
         findings: &mut Vec<Failure>,
     ) -> Result<Self, Failure> {
         tell_of_no_volumes(&settings);
-        let numbers = Numbers::of(&settings, findings);
+        let numbers = VolumeNumbers::of(&settings, findings);
         let control = line.control.clone().or(settings.control);
         let control = control.unwrap_or_else(|| paths::of_machine(CONTROL_DEFAULT));
         let mut places = settings.places.of(&control);
         let told = if line.exports.is_empty() { None } else { Some(places.take_over(&line.exports)?) };
-        let ways = told.or(settings.defaults.export).unwrap_or_else(|| Way::Nbd.into());
-        let stop_timeout = line.stop_timeout.clone().map(field_types::Time::try_from).transpose();
+        let ways = told.or(settings.defaults.export).unwrap_or_else(|| Frontend::Nbd.into());
+        let stop_timeout = line.stop_timeout.clone().map(field_types::TimeSpan::try_from).transpose();
         let stop_timeout = stop_timeout
             .map_err(|why| Failure::new(Kind::Usage, why).option("--stop-timeout"))?
             .map(|time| time.0);
@@ -421,11 +421,11 @@ impl Config {
             let device = cache.device.as_ref().map(|device| device.value.clone());
             match Cache::of(&name, cache) {
                 Ok(Some(cache)) => config.caches.push(cache),
-                Ok(None) => config.released.push(Released { name, device, backings: Vec::new() }),
+                Ok(None) => config.released.push(ReleasedCache { name, device, backings: Vec::new() }),
                 Err(failure) => {
                     findings.push(failure);
                     // A section that names this cache is not wrong.
-                    config.released.push(Released { name, device, backings: Vec::new() });
+                    config.released.push(ReleasedCache { name, device, backings: Vec::new() });
                 }
             }
         }
@@ -444,16 +444,16 @@ impl Config {
     fn add_volume(
         &mut self,
         name: String,
-        own: NamedVolume,
+        own: VolumeSection,
         defaults: &VolumeSettings,
-        told: Option<Ways>,
+        told: Option<FrontendSet>,
     ) -> Result<(), Failure> {
         let (origin, is_refused) = (own.origin.clone(), own.is_refused);
         sense_of_flash(&name, own.said())?;
         let merged = own.over(defaults);
         let ways = told.or(merged.export).unwrap_or(self.ways);
         if merged.flash.is_some() {
-            self.flash.push(Flash::of(name, &origin, merged, ways)?);
+            self.flash.push(FlashVolume::of(name, &origin, merged, ways)?);
             return Ok(());
         }
         let place = self.places_of_volumes;
@@ -505,10 +505,10 @@ impl Config {
         if let (Some(its), Some(backing), Some(true)) = (its, &backing, said.released) {
             its.backings.push((name.clone(), backing.clone()));
         }
-        self.not_served.push(NotServed { name, backing });
+        self.not_served.push(UnservedVolume { name, backing });
     }
 
-    fn check(&self, from_command_line: bool, places: &conflicts::Places, findings: &mut Vec<Failure>) {
+    fn check(&self, from_command_line: bool, places: &conflicts::Origins, findings: &mut Vec<Failure>) {
         // Backing devices on the command line get a better error, once their superblocks are read.
         let needs_one = self.volumes.is_empty()
             || self.volumes.iter().any(|volume| volume.cache.as_deref() != Some(NO_CACHE));
@@ -541,7 +541,7 @@ impl Config {
         match self.released.as_slice() {
             [] => failure("no cache is configured")
                 .next("add a [cache.NAME] section, or name devices with --cache and --backing"),
-            [Released { name, .. }] => failure("no cache is served")
+            [ReleasedCache { name, .. }] => failure("no cache is served")
                 .why(format!("{name} was released (served = false)"))
                 .next(format!("`bcached import {name}` serves it again, with its volumes")),
             several => {

@@ -1,18 +1,18 @@
 //! Reads one TOML file: checks its keys, parses every value, and reports all errors at once, each
 //! with file and line.
 
-use super::field_types::{Loopback, Number, Size, Time};
-use super::frontends::{RawFuse, RawNbd, RawVhostUser, SaidPlaces};
+use super::field_types::{LoopbackAddress, Size, TimeSpan, VolumeNumber};
+use super::frontends::{FrontendSettings, RawFuse, RawNbd, RawVhostUser};
 use super::read_file::{MEND_SET_FILE, bounded, content};
 use super::section_keys::{RawCache, RawVolume};
 use super::{NO_CACHE, findings, unknown_key};
-use crate::options::Definition;
-use crate::options::layers::{Configured, Setting};
-use crate::options::value::Refused;
+use crate::options::OptionDefinition;
+use crate::options::layers::{ConfiguredOptions, OptionSetting};
+use crate::options::value::ValueError;
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::names::can_be_name;
-use bcached_control::options::Typed;
-use bcached_port::Ways;
+use bcached_control::options::TypedValue;
+use bcached_port::FrontendSet;
 use indexmap::IndexMap;
 use serde::Deserialize;
 use std::borrow::Cow;
@@ -87,10 +87,10 @@ pub struct Settings {
     pub memory: Option<Located<u64>>,
     pub stop_timeout: Option<Duration>,
     pub metrics: Option<Located<SocketAddr>>,
-    pub places: SaidPlaces,
+    pub places: FrontendSettings,
     pub caches: IndexMap<String, CacheSettings>,
     pub defaults: VolumeSettings,
-    pub volumes: IndexMap<String, NamedVolume>,
+    pub volumes: IndexMap<String, VolumeSection>,
     /// Caches whose device differs from the one in the user's files, because it was replaced: the
     /// name, the device in those files, and the present device.
     pub replaced: Vec<(String, String, String)>,
@@ -107,12 +107,12 @@ pub struct CacheSettings {
     pub served: Option<bool>,
     /// A device is given but was refused, so it is not reported as missing.
     pub is_refused: bool,
-    pub options: Configured,
+    pub options: ConfiguredOptions,
 }
 
 /// `[volume.NAME]`.
 #[derive(Debug)]
-pub struct NamedVolume {
+pub struct VolumeSection {
     pub origin: Origin,
     /// A device is given but was refused, so it is not reported as missing.
     pub is_refused: bool,
@@ -131,9 +131,9 @@ pub struct VolumeSettings {
     pub released: Option<bool>,
     pub wait: Option<Duration>,
     pub size: Option<u64>,
-    pub export: Option<Ways>,
-    pub number: Option<Located<Number>>,
-    pub options: Configured,
+    pub export: Option<FrontendSet>,
+    pub number: Option<Located<VolumeNumber>>,
+    pub options: ConfiguredOptions,
 }
 
 #[derive(Deserialize)]
@@ -161,8 +161,8 @@ struct RawFile {
 struct RawDaemon {
     control: Option<PathBuf>,
     memory: Option<Spanned<Size>>,
-    stop_timeout: Option<Time>,
-    metrics: Option<Spanned<Loopback>>,
+    stop_timeout: Option<TimeSpan>,
+    metrics: Option<Spanned<LoopbackAddress>>,
 }
 
 /// Reads and parses the file at `path`. Errors in its content are added to `findings`.
@@ -172,7 +172,7 @@ struct RawDaemon {
 pub fn read(path: &Path, findings: &mut Vec<Failure>) -> Result<Settings, Failure> {
     let next = "name another file with --config, or devices with --cache and --backing";
     let text = content(path, next)?;
-    Ok(understand(Source::new(path, &text, false), findings))
+    Ok(understand(SourceFile::new(path, &text, false), findings))
 }
 
 /// Reads and parses the file that `bcached set` writes, in the same way. Returns `None` if it is
@@ -183,13 +183,13 @@ pub fn read_set_file(path: &Path, findings: &mut Vec<Failure>) -> Result<Option<
         return Ok(None);
     }
     let text = content(path, MEND_SET_FILE)?;
-    Ok(Some(understand(Source::new(path, &text, true), findings)))
+    Ok(Some(understand(SourceFile::new(path, &text, true), findings)))
 }
 
 /// Parses `text`, the content of the file that `bcached set` writes. Errors in it are added to
 /// `findings`.
 pub fn parse_set_file(path: &Path, text: &str, findings: &mut Vec<Failure>) -> Settings {
-    understand(Source::new(path, text, true), findings)
+    understand(SourceFile::new(path, text, true), findings)
 }
 
 /// Returns the parser's error message for an invalid text.
@@ -198,7 +198,7 @@ pub fn message(text: &str) -> String {
     toml::from_str::<RawFile>(text).err().expect("it is wrong").message().to_owned()
 }
 
-fn understand(source: Source<'_>, findings: &mut Vec<Failure>) -> Settings {
+fn understand(source: SourceFile<'_>, findings: &mut Vec<Failure>) -> Settings {
     let settings = source.settings();
     let mut found = source.findings.into_inner();
     found.sort_by_key(|(line, _)| *line);
@@ -211,7 +211,7 @@ fn understand(source: Source<'_>, findings: &mut Vec<Failure>) -> Settings {
 const READ_BYTES_MAX: usize = 16 << 20;
 
 /// The text of a file, and the errors in it.
-struct Source<'a> {
+struct SourceFile<'a> {
     file: Arc<Path>,
     text: &'a str,
     /// Offsets of the line ends.
@@ -223,14 +223,14 @@ struct Source<'a> {
     whole: OnceCell<Option<toml::Table>>,
 }
 
-impl<'a> Source<'a> {
+impl<'a> SourceFile<'a> {
     fn new(path: &Path, text: &'a str, by_set: bool) -> Self {
         let lines = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at).collect();
         Self { file: path.into(), text, lines, by_set, findings: RefCell::default(), whole: OnceCell::new() }
     }
 }
 
-impl Source<'_> {
+impl SourceFile<'_> {
     fn settings(&self) -> Settings {
         let Some(raw) = self.raw() else { return Settings::default() };
         if *raw.version.get_ref() != 1 {
@@ -248,7 +248,7 @@ impl Source<'_> {
             metrics: self
                 .locate(raw.daemon.metrics)
                 .map(|Located { value, origin }| Located { value: value.0, origin }),
-            places: SaidPlaces {
+            places: FrontendSettings {
                 listen: raw
                     .nbd
                     .listen
@@ -272,7 +272,7 @@ impl Source<'_> {
                 options: source.options(raw.options),
             }),
             defaults: self.volume(raw.defaults),
-            volumes: self.named(raw.volume, |source, name, origin, raw| NamedVolume {
+            volumes: self.named(raw.volume, |source, name, origin, raw| VolumeSection {
                 origin,
                 is_refused: raw.backing.is_none()
                     && raw.flash.is_none()
@@ -394,17 +394,21 @@ impl Source<'_> {
         }
     }
 
-    fn options(&self, raw: Vec<(&'static Definition, Spanned<Typed>)>) -> Configured {
+    fn options(&self, raw: Vec<(&'static OptionDefinition, Spanned<TypedValue>)>) -> ConfiguredOptions {
         raw.into_iter().filter_map(|(option, typed)| self.option(option, typed)).collect()
     }
 
     /// Parses an option. A value out of range is refused here, because no user would see an
     /// adjustment made in a file.
-    fn option(&self, option: &'static Definition, typed: Spanned<Typed>) -> Option<(&'static str, Setting)> {
+    fn option(
+        &self,
+        option: &'static OptionDefinition,
+        typed: Spanned<TypedValue>,
+    ) -> Option<(&'static str, OptionSetting)> {
         let origin = self.origin(typed.span().start);
         match option.read(&typed.into_inner().0) {
-            Ok(value) => Some((option.name, Setting { value, origin })),
-            Err(Refused::NotUnderstood(why) | Refused::OutOfRange(why, _)) => {
+            Ok(value) => Some((option.name, OptionSetting { value, origin })),
+            Err(ValueError::NotUnderstood(why) | ValueError::OutOfRange(why, _)) => {
                 let failure = origin.failure(&format!("cannot set `{}`", option.name));
                 self.found(&origin, failure.why(why).option(option.name));
                 None
@@ -463,7 +467,7 @@ impl Settings {
             }
         }
         let imported: Vec<_> = newer.caches.keys().cloned().collect();
-        let is_whole = |name: &str, volume: &NamedVolume| {
+        let is_whole = |name: &str, volume: &VolumeSection| {
             let VolumeSettings { backing, flash, .. } = &volume.settings;
             self.volumes.contains_key(name) || backing.is_some() || flash.is_some()
         };
@@ -534,7 +538,7 @@ impl VolumeSettings {
     }
 }
 
-impl NamedVolume {
+impl VolumeSection {
     /// Returns the settings in the volume's own section.
     pub const fn said(&self) -> &VolumeSettings {
         &self.settings

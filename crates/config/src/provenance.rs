@@ -10,11 +10,11 @@ use toml::de::{DeTable, DeValue};
 
 /// The merged files.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Merged {
+pub struct MergedConfig {
     /// The files in the order in which they are read. The last one that sets a key takes effect.
     pub files: Vec<PathBuf>,
     /// The settings, by section and key.
-    pub settings: Vec<Said>,
+    pub settings: Vec<MergedSetting>,
     /// Volumes in the file of `bcached set` that no other file configures. Their settings have no
     /// effect.
     pub set_and_gone: Vec<String>,
@@ -22,7 +22,7 @@ pub struct Merged {
 
 /// One key.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Said {
+pub struct MergedSetting {
     /// The section, as `volume.media`; empty for keys before the first section.
     pub section: String,
     /// Its name.
@@ -39,7 +39,7 @@ pub struct Said {
 ///
 /// # Errors
 /// As [`Config::load`].
-pub fn merged(line: &CommandLine) -> Result<Merged, Failure> {
+pub fn merged(line: &CommandLine) -> Result<MergedConfig, Failure> {
     let config = Config::load(line)?;
     let main = line.config.clone().unwrap_or_else(|| paths::of_machine(FILE_DEFAULT));
     let main = std::path::absolute(&main).unwrap_or(main);
@@ -60,7 +60,7 @@ pub fn merged(line: &CommandLine) -> Result<Merged, Failure> {
             && section.get(1).is_some_and(|name| config.set_and_gone.contains(name))
     };
     settings.retain(|(section, _): &(Vec<String>, String), _| !is_gone(section));
-    Ok(Merged { files, settings: settings.into_values().collect(), set_and_gone: config.set_and_gone })
+    Ok(MergedConfig { files, settings: settings.into_values().collect(), set_and_gone: config.set_and_gone })
 }
 
 fn flatten(
@@ -68,7 +68,7 @@ fn flatten(
     text: &str,
     file: &Path,
     section: &mut Vec<String>,
-    settings: &mut BTreeMap<(Vec<String>, String), Said>,
+    settings: &mut BTreeMap<(Vec<String>, String), MergedSetting>,
 ) {
     for (key, value) in table {
         let name = key.get_ref().to_string();
@@ -79,7 +79,7 @@ fn flatten(
             continue;
         }
         let before = text.get(..key.span().start).unwrap_or_default();
-        let said = Said {
+        let said = MergedSetting {
             section: section.iter().map(|part| quoted(part)).collect::<Vec<_>>().join("."),
             key: quoted(&name),
             value: text.get(value.span()).unwrap_or_default().to_owned(),
@@ -100,7 +100,7 @@ fn quoted(part: &str) -> String {
     }
 }
 
-impl Merged {
+impl MergedConfig {
     /// Formats a single file with the same content, and the origins as comments.
     #[must_use]
     pub fn text(&self) -> String {
@@ -111,7 +111,7 @@ impl Merged {
                 section = &said.section;
                 text.push_str(&format!("\n[{section}]\n"));
             }
-            let Said { key, value, file, line, .. } = said;
+            let MergedSetting { key, value, file, line, .. } = said;
             text.push_str(&format!("{key} = {value}  # {}:{line}\n", file.display()));
         }
         for name in &self.set_and_gone {

@@ -46,9 +46,9 @@ fn content_within(bytes_max: u64, called: &str, path: &Path, next: &str) -> Resu
         Failure::new(kind, what).why(why).next(next)
     };
     match within(LIMIT, called, path, move |path| read_small(path, bytes_max))? {
-        Ok(Small::Text(text)) => Ok(text),
-        Ok(Small::NotAFile) => Err(cannot(Kind::Config, "it is not a regular file".to_owned())),
-        Ok(Small::TooLarge) => Err(cannot(
+        Ok(FileContent::Text(text)) => Ok(text),
+        Ok(FileContent::NotAFile) => Err(cannot(Kind::Config, "it is not a regular file".to_owned())),
+        Ok(FileContent::TooLarge) => Err(cannot(
             Kind::Config,
             format!("it is larger than {}, so it cannot be {called}", human(bytes_max)),
         )),
@@ -62,24 +62,26 @@ fn content_within(bytes_max: u64, called: &str, path: &Path, next: &str) -> Resu
     }
 }
 
-enum Small {
+enum FileContent {
     Text(String),
     NotAFile,
     TooLarge,
 }
 
-fn read_small(path: &Path, bytes_max: u64) -> io::Result<Small> {
+fn read_small(path: &Path, bytes_max: u64) -> io::Result<FileContent> {
     // Opening a pipe may block forever, and a reload would find nothing in it.
     if !std::fs::metadata(path)?.is_file() {
-        return Ok(Small::NotAFile);
+        return Ok(FileContent::NotAFile);
     }
     let mut bytes = Vec::new();
     // Do not rely on the reported size: the file may grow meanwhile.
     File::open(path)?.take(bytes_max + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > bytes_max {
-        return Ok(Small::TooLarge);
+        return Ok(FileContent::TooLarge);
     }
-    String::from_utf8(bytes).map(Small::Text).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
+    String::from_utf8(bytes)
+        .map(FileContent::Text)
+        .map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
 }
 
 /// Returns the result of `read` for `path`. A read that does not finish in time keeps its thread

@@ -4,10 +4,10 @@
 //! The `Deserialize` implementations are written by hand, because a derived struct cannot take its
 //! keys from a table. Their errors read like derived ones, and list every key.
 
-use super::field_types::{Number, Size, Time};
-use super::frontends::Exported;
-use crate::options::{Definition, Scope};
-use bcached_control::options::Typed;
+use super::field_types::{Size, TimeSpan, VolumeNumber};
+use super::frontends::ExportSetting;
+use crate::options::{OptionDefinition, Scope};
+use bcached_control::options::TypedValue;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use std::fmt;
 use std::sync::LazyLock;
@@ -23,12 +23,12 @@ pub struct RawVolume {
     pub shared: Option<bool>,
     pub served: Option<bool>,
     pub released: Option<bool>,
-    pub wait: Option<Time>,
+    pub wait: Option<TimeSpan>,
     pub size: Option<Size>,
-    pub export: Option<Exported>,
-    pub number: Option<Spanned<Number>>,
+    pub export: Option<ExportSetting>,
+    pub number: Option<Spanned<VolumeNumber>>,
     /// Options as typed. They are parsed later, by code that knows the line.
-    pub options: Vec<(&'static Definition, Spanned<Typed>)>,
+    pub options: Vec<(&'static OptionDefinition, Spanned<TypedValue>)>,
 }
 
 /// The content of a cache's section.
@@ -40,7 +40,7 @@ pub struct RawCache {
     pub imported: Option<bool>,
     pub served: Option<bool>,
     /// As in [`RawVolume`].
-    pub options: Vec<(&'static Definition, Spanned<Typed>)>,
+    pub options: Vec<(&'static OptionDefinition, Spanned<TypedValue>)>,
 }
 
 enum CacheKey {
@@ -49,10 +49,10 @@ enum CacheKey {
     Moving,
     Imported,
     Served,
-    Option(&'static Definition),
+    Option(&'static OptionDefinition),
 }
 
-enum Key {
+enum VolumeKey {
     Backing,
     Flash,
     Cache,
@@ -64,7 +64,7 @@ enum Key {
     Size,
     Export,
     Number,
-    Option(&'static Definition),
+    Option(&'static OptionDefinition),
 }
 
 /// Keys that are not options.
@@ -101,7 +101,7 @@ fn option_of<E: Error>(
     scope: Scope,
     name: &str,
     keys: &'static [&'static str],
-) -> Result<&'static Definition, E> {
+) -> Result<&'static OptionDefinition, E> {
     let option = scope.find(name).ok_or_else(|| E::unknown_field(name, keys))?;
     match option.not_configured() {
         Some(instead) => Err(E::custom(format!("`{name}` cannot be set in the configuration: {instead}"))),
@@ -109,7 +109,7 @@ fn option_of<E: Error>(
     }
 }
 
-impl<'de> Deserialize<'de> for Key {
+impl<'de> Deserialize<'de> for VolumeKey {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = String::deserialize(deserializer)?;
         Ok(match name.as_str() {
@@ -131,8 +131,8 @@ impl<'de> Deserialize<'de> for Key {
 
 impl<'de> Deserialize<'de> for RawVolume {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Section;
-        impl<'de> Visitor<'de> for Section {
+        struct VolumeVisitor;
+        impl<'de> Visitor<'de> for VolumeVisitor {
             type Value = RawVolume;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -143,24 +143,24 @@ impl<'de> Deserialize<'de> for RawVolume {
                 let mut raw = RawVolume::default();
                 while let Some(key) = map.next_key()? {
                     match key {
-                        Key::Backing => raw.backing = Some(map.next_value()?),
-                        Key::Flash => raw.flash = Some(map.next_value()?),
-                        Key::Cache => raw.cache = Some(map.next_value()?),
-                        Key::ReadOnly => raw.read_only = Some(map.next_value()?),
-                        Key::Shared => raw.shared = Some(map.next_value()?),
-                        Key::Served => raw.served = Some(map.next_value()?),
-                        Key::Released => raw.released = Some(map.next_value()?),
-                        Key::Wait => raw.wait = Some(map.next_value()?),
-                        Key::Size => raw.size = Some(map.next_value()?),
-                        Key::Export => raw.export = Some(map.next_value()?),
-                        Key::Number => raw.number = Some(map.next_value()?),
-                        Key::Option(option) => raw.options.push((option, map.next_value()?)),
+                        VolumeKey::Backing => raw.backing = Some(map.next_value()?),
+                        VolumeKey::Flash => raw.flash = Some(map.next_value()?),
+                        VolumeKey::Cache => raw.cache = Some(map.next_value()?),
+                        VolumeKey::ReadOnly => raw.read_only = Some(map.next_value()?),
+                        VolumeKey::Shared => raw.shared = Some(map.next_value()?),
+                        VolumeKey::Served => raw.served = Some(map.next_value()?),
+                        VolumeKey::Released => raw.released = Some(map.next_value()?),
+                        VolumeKey::Wait => raw.wait = Some(map.next_value()?),
+                        VolumeKey::Size => raw.size = Some(map.next_value()?),
+                        VolumeKey::Export => raw.export = Some(map.next_value()?),
+                        VolumeKey::Number => raw.number = Some(map.next_value()?),
+                        VolumeKey::Option(option) => raw.options.push((option, map.next_value()?)),
                     }
                 }
                 Ok(raw)
             }
         }
-        deserializer.deserialize_map(Section)
+        deserializer.deserialize_map(VolumeVisitor)
     }
 }
 
@@ -180,8 +180,8 @@ impl<'de> Deserialize<'de> for CacheKey {
 
 impl<'de> Deserialize<'de> for RawCache {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Section;
-        impl<'de> Visitor<'de> for Section {
+        struct CacheVisitor;
+        impl<'de> Visitor<'de> for CacheVisitor {
             type Value = RawCache;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -203,6 +203,6 @@ impl<'de> Deserialize<'de> for RawCache {
                 Ok(raw)
             }
         }
-        deserializer.deserialize_map(Section)
+        deserializer.deserialize_map(CacheVisitor)
     }
 }

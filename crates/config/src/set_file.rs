@@ -6,7 +6,7 @@
 //! person wrote a file of that name, it is read like any other and never rewritten.
 
 use super::parse;
-use super::persisted::{Kept, KeptCache, KeptOptions};
+use super::persisted::{PersistedCache, PersistedOptions, PersistedVolume};
 use super::read_file::{MEND_SET_FILE, bounded, content};
 use crate::options::Scope;
 use bcached_control::atomic_file;
@@ -33,9 +33,9 @@ pub fn path_beside(main: &Path) -> PathBuf {
 pub struct SetFile {
     path: PathBuf,
     /// By volume, in the order in which they are written.
-    volumes: IndexMap<String, Kept>,
+    volumes: IndexMap<String, PersistedVolume>,
     /// By cache, likewise.
-    caches: IndexMap<String, KeptCache>,
+    caches: IndexMap<String, PersistedCache>,
     /// The content on disk; empty if the file does not exist.
     before: String,
 }
@@ -66,13 +66,13 @@ impl SetFile {
             if let Some(first) = findings.into_iter().next() {
                 return Err(first);
             }
-            (volumes, caches) = settings.into_kept().ok_or_else(not_ours)?;
+            (volumes, caches) = settings.into_persisted().ok_or_else(not_ours)?;
         }
         Ok(Self { path: path.to_owned(), volumes, caches, before })
     }
 
     /// Returns the persisted options of the volume or cache `name`, to be changed.
-    pub fn of(&mut self, scope: Scope, name: &str) -> &mut KeptOptions {
+    pub fn of(&mut self, scope: Scope, name: &str) -> &mut PersistedOptions {
         match scope {
             Scope::Volume => &mut self.volumes.entry(name.to_owned()).or_default().options,
             Scope::Cache => &mut self.caches.entry(name.to_owned()).or_default().options,
@@ -80,12 +80,12 @@ impl SetFile {
     }
 
     /// Returns everything persisted of the volume `name`, to be changed.
-    pub fn kept_of(&mut self, name: &str) -> &mut Kept {
+    pub fn kept_of(&mut self, name: &str) -> &mut PersistedVolume {
         self.volumes.entry(name.to_owned()).or_default()
     }
 
     /// Returns everything persisted of the cache `name`, to be changed.
-    pub fn kept_of_cache(&mut self, name: &str) -> &mut KeptCache {
+    pub fn kept_of_cache(&mut self, name: &str) -> &mut PersistedCache {
         self.caches.entry(name.to_owned()).or_default()
     }
 
@@ -97,27 +97,27 @@ impl SetFile {
     /// Prepares an entry for a new volume: it moves to the end unless the volume has a device
     /// already.
     pub fn add(&mut self, name: &str) {
-        let is_there = |kept: &Kept| kept.backing.is_some();
+        let is_there = |persisted: &PersistedVolume| persisted.backing.is_some();
         if !self.volumes.get(name).is_some_and(is_there)
-            && let Some(kept) = self.volumes.shift_remove(name)
+            && let Some(persisted) = self.volumes.shift_remove(name)
         {
-            self.volumes.insert(name.to_owned(), kept);
+            self.volumes.insert(name.to_owned(), persisted);
         }
     }
 
     /// Returns the volumes, with their devices, that only this file configures and that are not to
     /// be served.
     pub fn removed_with_device(&self) -> Vec<(String, String)> {
-        let removed = self.volumes.iter().filter(|(_, kept)| kept.served == Some(false));
-        removed.filter_map(|(name, kept)| Some((name.clone(), kept.backing.clone()?))).collect()
+        let removed = self.volumes.iter().filter(|(_, persisted)| persisted.served == Some(false));
+        removed.filter_map(|(name, persisted)| Some((name.clone(), persisted.backing.clone()?))).collect()
     }
 
     /// Returns the new content of the file.
     pub fn text(&self) -> String {
-        let caches = self.caches.iter().filter(|(_, kept)| **kept != KeptCache::default());
-        let caches = caches.map(|(name, kept)| section("cache", name, of_cache(kept)));
-        let volumes = self.volumes.iter().filter(|(_, kept)| **kept != Kept::default());
-        let volumes = volumes.map(|(name, kept)| section("volume", name, of_volume(kept)));
+        let caches = self.caches.iter().filter(|(_, persisted)| **persisted != PersistedCache::default());
+        let caches = caches.map(|(name, persisted)| section("cache", name, of_cache(persisted)));
+        let volumes = self.volumes.iter().filter(|(_, persisted)| **persisted != PersistedVolume::default());
+        let volumes = volumes.map(|(name, persisted)| section("volume", name, of_volume(persisted)));
         let sections: String = caches.chain(volumes).collect();
         if sections.is_empty() && self.before.is_empty() {
             return String::new();
@@ -174,8 +174,8 @@ fn section(kind: &str, name: &str, says: toml::Table) -> String {
     format!("\n{}", table(kind, table(name, says)))
 }
 
-fn of_volume(kept: &Kept) -> toml::Table {
-    let Kept { backing, flash, cache, served, released, size, options } = kept;
+fn of_volume(persisted: &PersistedVolume) -> toml::Table {
+    let PersistedVolume { backing, flash, cache, served, released, size, options } = persisted;
     let size = size.map(typed);
     let own = [
         text("backing", backing.as_ref()),
@@ -188,8 +188,8 @@ fn of_volume(kept: &Kept) -> toml::Table {
     own.into_iter().flatten().chain(of_options(options)).collect()
 }
 
-fn of_cache(kept: &KeptCache) -> toml::Table {
-    let KeptCache { device, former, moving, imported, served, options } = kept;
+fn of_cache(persisted: &PersistedCache) -> toml::Table {
+    let PersistedCache { device, former, moving, imported, served, options } = persisted;
     let own = [
         text("device", device.as_ref()),
         text("former", former.as_ref()),
@@ -200,8 +200,8 @@ fn of_cache(kept: &KeptCache) -> toml::Table {
     own.into_iter().flatten().chain(of_options(options)).collect()
 }
 
-fn of_options(kept: &KeptOptions) -> impl Iterator<Item = (String, toml::Value)> {
-    kept.iter().map(|(name, value)| ((*name).to_owned(), value.to_toml()))
+fn of_options(persisted: &PersistedOptions) -> impl Iterator<Item = (String, toml::Value)> {
+    persisted.iter().map(|(name, value)| ((*name).to_owned(), value.to_toml()))
 }
 
 fn text(key: &str, value: Option<&String>) -> Option<(String, toml::Value)> {

@@ -61,7 +61,7 @@ fn a_whole_file_is_understood() {
     let tcp = "127.0.0.1:10809".parse().expect("an address");
     assert_eq!(
         config.places.listen,
-        [Address::Unix("/run/x/nbd.sock".into()), Address::Tcp(tcp)].map(Listen::from)
+        [Address::Unix("/run/x/nbd.sock".into()), Address::Tcp(tcp)].map(Listener::from)
     );
     assert_eq!(config.caches[0].name.as_deref(), Some("nvme"));
     let [media, scratch] = config.volumes.as_slice() else { panic!("{:?}", config.volumes) };
@@ -197,7 +197,7 @@ fn what_comes_by_tcp_is_protected_as_is_said() {
         format!("version = 1\n[cache.a]\ndevice = \"/x\"\n[nbd]\nlisten = [\"0.0.0.0:10809\"]\n{lines}")
     };
     let tls = |lines: &str| load(&text(lines), &[]).map(|config| config.places.tls);
-    let with = |verify_peer| Tls::With(Certificates { directory: "/etc/x".into(), verify_peer });
+    let with = |verify_peer| Tls::On(Certificates { directory: "/etc/x".into(), verify_peer });
     assert_eq!(tls("tls = \"off\"\n"), Ok(Tls::Off));
     assert_eq!(tls("tls = \"/etc/x\"\n"), Ok(with(true)), "nobody is let in by default");
     assert_eq!(tls("tls = \"/etc/x\"\ntls_verify_peer = false\n"), Ok(with(false)));
@@ -305,8 +305,8 @@ fn a_volume_is_to_be_had_by_the_ways_that_are_said() {
     assert_eq!(ways, ["vhost-user", "nbd, fuse"]);
     let dev =
         load(&text.replace("\"vhost-user\"\n[volume.v]", "\"dev\"\n[volume.v]"), &[]).expect("a good file");
-    assert_eq!((dev.ways, &*dev.places.dev), (Way::Dev.into(), Path::new("/run/x/dev")));
-    assert_eq!(config.ways, Way::VhostUser.into());
+    assert_eq!((dev.ways, &*dev.places.dev), (Frontend::Dev.into(), Path::new("/run/x/dev")));
+    assert_eq!(config.ways, Frontend::VhostUser.into());
     let places = &config.places;
     assert_eq!((&*places.vhost_user, &*places.fuse), (Path::new("/run/vm"), Path::new("/run/x/fuse")));
     assert!(places.fuse_allow_other);
@@ -361,7 +361,7 @@ fn every_option_is_a_key() {
     );
     assert_eq!(w.options.len(), 2, "the defaults and nothing else");
     let keys = known_keys("[volume.v]");
-    let missing = |option: &&crate::options::Definition| !keys.contains(&option.name.to_owned());
+    let missing = |option: &&crate::options::OptionDefinition| !keys.contains(&option.name.to_owned());
     let missing: Vec<_> = crate::options::OPTIONS.iter().filter(missing).map(|option| option.name).collect();
     assert_eq!(missing, ["label", "writeback_rate"], "which the device keeps, and which holds for a moment");
     let all = crate::options::cache_options::OPTIONS.iter().map(|option| option.name.to_owned());
@@ -402,13 +402,13 @@ fn a_section_can_say_more_of_a_volume_in_the_cache_alone() {
     let text = |lines: &str| format!("{CACHE}[volume.swap]\n{lines}\n");
     let config =
         load(&text(&format!("flash = \"UUID={UUID}\"\nread_only = true")), &[]).expect("a good file");
-    let wanted = Flash {
+    let wanted = FlashVolume {
         name: "swap".to_owned(),
         uuid: Uuid::from_text(UUID).expect("a uuid"),
         served: true,
         read_only: true,
         shared: false,
-        ways: Way::Nbd.into(),
+        ways: Frontend::Nbd.into(),
         number: None,
         wait: WAIT_DEFAULT,
     };

@@ -6,11 +6,11 @@
 //! certificates of clients.
 
 use super::Config;
-use super::conflicts::Places as Where;
+use super::conflicts::Origins;
 use super::field_types::Address;
 use super::read_file::{bounded, content_of};
 use bcached_control::failure::{Failure, Kind};
-use bcached_front_nbd::{self as nbd, Part};
+use bcached_front_nbd::{self as nbd, TlsFile};
 use serde::Deserialize;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -20,11 +20,11 @@ use std::path::{Path, PathBuf};
 pub enum Tls {
     /// Not configured: only loopback addresses are allowed.
     #[default]
-    Unsaid,
+    Unset,
     /// Switched off explicitly.
     Off,
     /// TLS.
-    With(Certificates),
+    On(Certificates),
 }
 
 /// Location and use of the certificates.
@@ -39,14 +39,14 @@ pub struct Certificates {
 /// The value of `tls`.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(try_from = "String")]
-pub enum SaidTls {
+pub enum TlsSetting {
     /// No TLS.
     Off,
     /// The directory of the certificates.
     Directory(PathBuf),
 }
 
-impl TryFrom<String> for SaidTls {
+impl TryFrom<String> for TlsSetting {
     type Error = String;
 
     fn try_from(typed: String) -> Result<Self, String> {
@@ -63,12 +63,12 @@ impl TryFrom<String> for SaidTls {
 impl Tls {
     /// Creates it from the settings. Clients must present certificates unless that is switched off,
     /// because encryption alone excludes no client.
-    pub(super) fn of(said: Option<SaidTls>, verify_peer: Option<bool>) -> Self {
+    pub(super) fn of(said: Option<TlsSetting>, verify_peer: Option<bool>) -> Self {
         match said {
-            None => Self::Unsaid,
-            Some(SaidTls::Off) => Self::Off,
-            Some(SaidTls::Directory(directory)) => {
-                Self::With(Certificates { directory, verify_peer: verify_peer.unwrap_or(true) })
+            None => Self::Unset,
+            Some(TlsSetting::Off) => Self::Off,
+            Some(TlsSetting::Directory(directory)) => {
+                Self::On(Certificates { directory, verify_peer: verify_peer.unwrap_or(true) })
             }
         }
     }
@@ -77,8 +77,8 @@ impl Tls {
     #[must_use]
     pub const fn certificates(&self) -> Option<&Certificates> {
         match self {
-            Self::With(certificates) => Some(certificates),
-            Self::Unsaid | Self::Off => None,
+            Self::On(certificates) => Some(certificates),
+            Self::Unset | Self::Off => None,
         }
     }
 }
@@ -88,8 +88,8 @@ impl Certificates {
     ///
     /// # Errors
     /// A file cannot be read, or does not match the others. NBD is not served then.
-    pub fn read(&self) -> Result<nbd::Tls, Failure> {
-        let read = |part: Part| {
+    pub fn read(&self) -> Result<nbd::TlsConfig, Failure> {
+        let read = |part: TlsFile| {
             content_of(called(part), &self.path(part), wanted(part)).map_err(|failure| match failure.kind {
                 // The file exists.
                 Kind::Permission => {
@@ -98,10 +98,10 @@ impl Certificates {
                 _ => failure,
             })
         };
-        let (certificate, key) = (read(Part::Certificate)?, read(Part::Key)?);
-        let authorities = if self.verify_peer { Some(read(Part::Authorities)?) } else { None };
+        let (certificate, key) = (read(TlsFile::Certificate)?, read(TlsFile::Key)?);
+        let authorities = if self.verify_peer { Some(read(TlsFile::Authorities)?) } else { None };
         let authorities = authorities.as_ref().map(String::as_bytes);
-        nbd::Tls::new(certificate.as_bytes(), key.as_bytes(), authorities).map_err(|error| {
+        nbd::TlsConfig::new(certificate.as_bytes(), key.as_bytes(), authorities).map_err(|error| {
             let what = format!("cannot use {} for TLS", self.path(error.part()).display());
             Failure::new(Kind::Config, what).why(error.to_string()).next(wanted(error.part()))
         })
@@ -110,7 +110,7 @@ impl Certificates {
     /// Returns a warning if every user of this machine can read the key. With the key a process can
     /// pose as this server.
     pub(super) fn warning(&self) -> Option<String> {
-        let key = self.path(Part::Key);
+        let key = self.path(TlsFile::Key);
         let mode = |path: &Path| path.metadata().map_or(0, |file| file.permissions().mode());
         // If the file system does not answer, the code that reads the key reports it.
         let is_open = bounded(&key, mode).is_ok_and(|mode| mode & 0o004 != 0);
@@ -118,32 +118,32 @@ impl Certificates {
         is_open.then(|| format!("every user of this machine can read {key}: run `chmod o= {key}`"))
     }
 
-    fn path(&self, part: Part) -> PathBuf {
+    fn path(&self, part: TlsFile) -> PathBuf {
         self.directory.join(match part {
-            Part::Certificate => "server-cert.pem",
-            Part::Key => "server-key.pem",
-            Part::Authorities => "ca-cert.pem",
+            TlsFile::Certificate => "server-cert.pem",
+            TlsFile::Key => "server-key.pem",
+            TlsFile::Authorities => "ca-cert.pem",
         })
     }
 }
 
 /// Returns a description of the file, for a sentence.
-const fn called(part: Part) -> &'static str {
+const fn called(part: TlsFile) -> &'static str {
     match part {
-        Part::Certificate => "the server's certificate",
-        Part::Key => "the server's key",
-        Part::Authorities => "the CA certificate of the clients",
+        TlsFile::Certificate => "the server's certificate",
+        TlsFile::Key => "the server's key",
+        TlsFile::Authorities => "the CA certificate of the clients",
     }
 }
 
 /// Returns what the file should contain.
-const fn wanted(part: Part) -> &'static str {
+const fn wanted(part: TlsFile) -> &'static str {
     match part {
-        Part::Certificate => {
+        TlsFile::Certificate => {
             "put the server's certificate there in PEM, followed by its intermediate certificates"
         }
-        Part::Key => "put the key of server-cert.pem there in PEM, without a password",
-        Part::Authorities => {
+        TlsFile::Key => "put the key of server-cert.pem there in PEM, without a password",
+        TlsFile::Authorities => {
             "put the certificate of the CA that signs the clients' certificates there in PEM, \
              or accept clients without a certificate: tls_verify_peer = false"
         }
@@ -151,7 +151,7 @@ const fn wanted(part: Part) -> &'static str {
 }
 
 /// Checks that addresses without TLS are on loopback, and that no setting needs TLS that is off.
-pub(super) fn check(config: &Config, places: &Where, findings: &mut Vec<Failure>) {
+pub(super) fn check(config: &Config, places: &Origins, findings: &mut Vec<Failure>) {
     let tls = &config.places.tls;
     if places.has("tls_verify_peer") && tls.certificates().is_none() {
         let failure = places.refused("tls_verify_peer", "`tls_verify_peer` has no effect without TLS");
@@ -160,7 +160,7 @@ pub(super) fn check(config: &Config, places: &Where, findings: &mut Vec<Failure>
                 .next("write the directory of the certificates, `tls = \"/etc/bcached/tls\"`, or remove it"),
         );
     }
-    if *tls != Tls::Unsaid {
+    if *tls != Tls::Unset {
         return;
     }
     for (index, listen) in config.places.listen.iter().enumerate() {

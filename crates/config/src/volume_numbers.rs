@@ -14,13 +14,13 @@
 //! ask for is moved after all places. Adding a section at the end changes no other number, unless
 //! it asks for one in use, or its place is the number of a volume that was moved.
 
-use super::parse::{NamedVolume, Settings};
+use super::parse::{Settings, VolumeSection};
 use bcached_control::failure::Failure;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The numbers of all volumes.
 #[derive(Default)]
-pub struct Numbers {
+pub struct VolumeNumbers {
     /// The numbers of volumes with backing devices, by place.
     of_places: Vec<usize>,
     /// The numbers that sections ask for, including those of volumes that are not served.
@@ -29,7 +29,7 @@ pub struct Numbers {
     pub behind: usize,
 }
 
-impl Numbers {
+impl VolumeNumbers {
     /// Assigns the numbers for all sections. Errors are added to `findings`.
     pub fn of(settings: &Settings, findings: &mut Vec<Failure>) -> Self {
         if let Some(number) = &settings.defaults.number {
@@ -39,8 +39,8 @@ impl Numbers {
         }
         findings.extend(asked_twice(settings));
         let is_flash =
-            |volume: &NamedVolume| volume.said().flash.is_some() || settings.defaults.flash.is_some();
-        let asked = |volume: &NamedVolume| volume.said().number.as_ref().map(|number| number.value.0);
+            |volume: &VolumeSection| volume.said().flash.is_some() || settings.defaults.flash.is_some();
+        let asked = |volume: &VolumeSection| volume.said().number.as_ref().map(|number| number.value.0);
         let places: Vec<_> =
             settings.volumes.values().filter(|volume| !is_flash(volume)).map(asked).collect();
         let all = settings.volumes.values().filter_map(asked).collect();
@@ -110,7 +110,7 @@ mod tests {
     /// ask for those in `elsewhere`.
     fn numbers(places: &[Option<usize>], elsewhere: &[usize]) -> (Vec<usize>, usize) {
         let asked = places.iter().flatten().chain(elsewhere).copied().collect();
-        let numbers = Numbers::of_places(places, asked);
+        let numbers = VolumeNumbers::of_places(places, asked);
         ((0..places.len()).map(|place| numbers.at(place)).collect(), numbers.behind)
     }
 

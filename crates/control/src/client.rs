@@ -188,19 +188,19 @@ fn ask_once(socket: &Path, request: &Request<'_>, deadline: Instant) -> Result<S
 }
 
 /// Why there was no answer.
-enum Silence {
+enum RequestError {
     /// No process listens, or what it sent cannot be understood.
     Failed(io::Error),
     /// A process listens and does not answer; its process id, if it could be determined.
     TimeLimit(Option<i32>),
 }
 
-fn exchange(socket: &Path, request: &Request<'_>, deadline: Instant) -> Result<String, Silence> {
+fn exchange(socket: &Path, request: &Request<'_>, deadline: Instant) -> Result<String, RequestError> {
     let mut stream = connect(socket, deadline)?;
     let process = listener(&stream).map(|process| process.as_raw_nonzero().get());
     let failed = |error: io::Error| match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Silence::TimeLimit(process),
-        _ => Silence::Failed(error),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => RequestError::TimeLimit(process),
+        _ => RequestError::Failed(error),
     };
     // A timeout of zero would mean no timeout.
     let left = || Some(deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
@@ -218,16 +218,16 @@ fn exchange(socket: &Path, request: &Request<'_>, deadline: Instant) -> Result<S
             Err(error) => return Err(failed(error)),
         }
     }
-    String::from_utf8(answer).map_err(|_| Silence::Failed(io::ErrorKind::InvalidData.into()))
+    String::from_utf8(answer).map_err(|_| RequestError::Failed(io::ErrorKind::InvalidData.into()))
 }
 
-fn connect(socket: &Path, deadline: Instant) -> Result<UnixStream, Silence> {
+fn connect(socket: &Path, deadline: Instant) -> Result<UnixStream, RequestError> {
     loop {
         match connect_now(socket) {
             Ok(stream) => return Ok(stream),
-            Err(Errno::AGAIN) if Instant::now() >= deadline => return Err(Silence::TimeLimit(None)),
+            Err(Errno::AGAIN) if Instant::now() >= deadline => return Err(RequestError::TimeLimit(None)),
             Err(Errno::AGAIN) => thread::sleep(PAUSE),
-            Err(error) => return Err(Silence::Failed(error.into())),
+            Err(error) => return Err(RequestError::Failed(error.into())),
         }
     }
 }
@@ -242,10 +242,10 @@ fn listener(stream: &UnixStream) -> Option<Pid> {
     rustix::net::sockopt::socket_peercred(stream).ok().map(|peer| peer.pid)
 }
 
-fn unreachable(socket: &Path, silence: &Silence, changes: bool) -> Failure {
-    let error = match silence {
-        Silence::Failed(error) => error,
-        Silence::TimeLimit(process) => return time_limit(socket, *process, changes),
+fn unreachable(socket: &Path, cause: &RequestError, changes: bool) -> Failure {
+    let error = match cause {
+        RequestError::Failed(error) => error,
+        RequestError::TimeLimit(process) => return time_limit(socket, *process, changes),
     };
     let what = format!("no daemon answers on {}", socket.display());
     match error.kind() {
@@ -360,7 +360,7 @@ mod tests {
     /// A user that may not use the control socket is told of the read-only one.
     #[test]
     fn who_may_not_ask_is_told_where_he_may_look() {
-        let error = || Silence::Failed(io::ErrorKind::PermissionDenied.into());
+        let error = || RequestError::Failed(io::ErrorKind::PermissionDenied.into());
         let told = |socket: &str| unreachable(Path::new(socket), &error(), false).to_string();
         let control = told("/run/bcached/control.sock");
         assert!(control.contains("for its owner only") && control.contains("status, "), "{control}");

@@ -5,14 +5,14 @@ use serde::{Deserialize, Serialize};
 
 /// All differences.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Differences {
+pub struct ConfigDifferences {
     /// The differences, in the order of the configuration.
-    pub differences: Vec<Difference>,
+    pub differences: Vec<ConfigDifference>,
 }
 
 /// A difference in one key, or in a section as a whole.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Difference {
+pub struct ConfigDifference {
     /// The section of the key, as `volume.media` or `daemon`.
     pub section: String,
     /// The key; absent if the whole section exists on one side only.
@@ -28,15 +28,15 @@ pub struct Difference {
     pub mends: String,
 }
 
-impl Differences {
+impl ConfigDifferences {
     /// Formats the differences as text for people.
     #[must_use]
     pub fn text(&self) -> String {
         if self.differences.is_empty() {
             return "the running configuration is that of the files\n".to_owned();
         }
-        let line = |one: &Difference| {
-            let Difference { section, key, running, files, mends } = one;
+        let line = |one: &ConfigDifference| {
+            let ConfigDifference { section, key, running, files, mends } = one;
             let what = key.as_ref().map_or_else(|| section.clone(), |key| format!("{section}.{key}"));
             let said = |value: &Option<String>| value.clone().unwrap_or_else(|| "nothing".to_owned());
             format!(

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// Where the data at one offset is, and why it may not be cached.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Explained {
+pub struct ExplainReport {
     /// The volume's name.
     pub volume: String,
     /// The offset that was asked for, in bytes.
@@ -49,7 +49,7 @@ pub struct Explained {
     pub why: Vec<String>,
 }
 
-impl Explained {
+impl ExplainReport {
     /// Formats the answer as text for people.
     #[must_use]
     pub fn text(&self) -> String {

@@ -94,18 +94,18 @@ impl Kind {
     }
 }
 
-/// The prospects of a device that is to be served and is not available.
+/// When a device that is to be served and is not available is tried again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Outlook {
-    /// An operator must mend something and tell the daemon.
-    Final,
+pub enum RetryClass {
+    /// Not before an operator has mended something and told the daemon.
+    Never,
     /// The device may become available without a repair. It may be plugged in, or its user may
     /// release it, or the mapped device on top of it, which is the one meant, may appear. Looking
     /// for it costs nothing.
-    Comes,
+    WhenPresent,
     /// The device is present and may recover. Only an attempt shows it, so attempts are made at
     /// growing intervals.
-    Passes,
+    Backoff,
 }
 
 /// The failure of a command. The texts do not change after construction, so each is a boxed `str`,
@@ -160,14 +160,14 @@ impl Failure {
         Self { next: None, ..self.clone() }.to_string()
     }
 
-    /// Returns the prospects of a device that is not available because of this failure, whatever
+    /// Returns when a device that is not available because of this failure is tried again, whatever
     /// its role.
     #[must_use]
-    pub const fn outlook(&self) -> Outlook {
+    pub const fn retry_class(&self) -> RetryClass {
         match self.kind {
-            Kind::NotFound | Kind::NotLooked | Kind::InUse | Kind::Ambiguous => Outlook::Comes,
-            Kind::DeviceFails | Kind::Scarce => Outlook::Passes,
-            _ => Outlook::Final,
+            Kind::NotFound | Kind::NotLooked | Kind::InUse | Kind::Ambiguous => RetryClass::WhenPresent,
+            Kind::DeviceFails | Kind::Scarce => RetryClass::Backoff,
+            _ => RetryClass::Never,
         }
     }
 

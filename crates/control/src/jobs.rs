@@ -19,7 +19,7 @@ pub struct Overrides {
 /// The operation that a job performs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verb {
+pub enum JobKind {
     /// Writes back the dirty data.
     Flush,
     /// Detaches a volume from its cache.
@@ -46,7 +46,7 @@ pub enum Verb {
     Import,
 }
 
-impl Verb {
+impl JobKind {
     /// Returns whether the job can be cancelled while it runs. The others end soon, or cannot be
     /// left half done.
     #[must_use]
@@ -64,7 +64,7 @@ impl Verb {
     }
 }
 
-impl fmt::Display for Verb {
+impl fmt::Display for JobKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Flush => "flush",
@@ -86,34 +86,34 @@ impl fmt::Display for Verb {
 /// A request to start a job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Begin {
+pub struct JobSpec {
     /// The operation.
-    pub verb: Verb,
+    pub verb: JobKind,
     /// The volume, or for some operations the cache.
     pub volume: String,
-    /// The backing device, for [`Verb::Add`].
+    /// The backing device, for [`JobKind::Add`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing: Option<String>,
-    /// The cache to join, for [`Verb::Attach`] and [`Verb::Add`]; the cache that holds the data,
-    /// for [`Verb::Forget`].
+    /// The cache to join, for [`JobKind::Attach`] and [`JobKind::Add`]; the cache that holds the
+    /// data, for [`JobKind::Forget`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<String>,
-    /// The new size, for [`Verb::Shrink`], and for [`Verb::Add`] and [`Verb::Grow`] of a volume
-    /// that lives in the cache only.
+    /// The new size, for [`JobKind::Shrink`], and for [`JobKind::Add`] and [`JobKind::Grow`] of a
+    /// volume that lives in the cache only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
-    /// How much dirty data may be lost, for [`Verb::Forget`], and for [`Verb::Shrink`] of a volume
-    /// that lives in the cache only.
+    /// How much dirty data may be lost, for [`JobKind::Forget`], and for [`JobKind::Shrink`] of a
+    /// volume that lives in the cache only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accept_loss_bytes: Option<u64>,
     /// The file that lists the lost ranges, for the same operations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_ranges: Option<String>,
-    /// The new device, for [`Verb::Replace`].
+    /// The new device, for [`JobKind::Replace`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub with: Option<String>,
-    /// The devices of the set, the cache first, for [`Verb::Import`]. If empty, those of a released
-    /// cache.
+    /// The devices of the set, the cache first, for [`JobKind::Import`]. If empty, those of a
+    /// released cache.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
     /// What may be overwritten on the new device.
@@ -124,10 +124,10 @@ pub struct Begin {
     pub dry_run: bool,
 }
 
-impl Begin {
+impl JobSpec {
     /// Creates a request with nothing but the operation and the name.
     #[must_use]
-    pub const fn new(verb: Verb, volume: String) -> Self {
+    pub const fn new(verb: JobKind, volume: String) -> Self {
         let overwrites = Overrides { wipe_signature: Vec::new(), wipe_bcache: false };
         Self {
             overwrites,
@@ -148,7 +148,7 @@ impl Begin {
 /// State of a job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum State {
+pub enum JobState {
     /// Dry run: the job would be started.
     Planned,
     /// In progress.
@@ -163,16 +163,16 @@ pub enum State {
 
 /// Report on a job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Job {
+pub struct JobReport {
     /// Number of the job, for `cancel`; absent if nothing was started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<u64>,
     /// The operation.
-    pub verb: Verb,
+    pub verb: JobKind,
     /// The volume, or for some operations the cache.
     pub volume: String,
     /// The job's state.
-    pub state: State,
+    pub state: JobState,
     /// The requested state existed already: there was nothing to do.
     pub already: bool,
     /// Time since the start, or from the start to the end.
@@ -202,11 +202,11 @@ pub struct Job {
     /// The file on the daemon's machine that lists the lost ranges, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_ranges: Option<String>,
-    /// The size of the volume afterwards, for [`Verb::Grow`] and [`Verb::Shrink`].
+    /// The size of the volume afterwards, for [`JobKind::Grow`] and [`JobKind::Shrink`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
-    /// The devices that [`Verb::Release`] releases or [`Verb::Import`] takes into service, the
-    /// cache first.
+    /// The devices that [`JobKind::Release`] releases or [`JobKind::Import`] takes into service,
+    /// the cache first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
     /// What the job is waiting for.
@@ -222,14 +222,14 @@ pub struct Job {
 
 /// All running jobs, and the most recent ones that have ended.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Jobs {
+pub struct JobList {
     /// The jobs, oldest first.
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<JobReport>,
 }
 
-impl Job {
+impl JobReport {
     /// Creates a report of which only the operation, the name and the state are known.
-    pub const fn new(verb: Verb, volume: String, state: State) -> Self {
+    pub const fn new(verb: JobKind, volume: String, state: JobState) -> Self {
         Self {
             id: None,
             verb,
@@ -277,7 +277,7 @@ impl Job {
         // Writing to a string cannot fail.
         let _ = match (self.dirty_bytes, self.percent) {
             (Some(dirty), Some(percent)) => {
-                let done = if self.verb == Verb::Forget { "discarded" } else { "written back" };
+                let done = if self.verb == JobKind::Forget { "discarded" } else { "written back" };
                 write!(text, ", {percent}% {done}, {} dirty", human(dirty))
             }
             (Some(dirty), None) => write!(text, ", {} dirty", human(dirty)),
@@ -297,7 +297,7 @@ impl Job {
         match (self.lost_bytes, &self.lost_ranges) {
             (Some(bytes), Some(file)) => format!(": {} {lost}; {file} lists the ranges", human(bytes)),
             (Some(bytes), None) => format!(": {} {lost}", human(bytes)),
-            (None, _) if self.verb == Verb::Forget => format!(": no dirty data {lost}"),
+            (None, _) if self.verb == JobKind::Forget => format!(": no dirty data {lost}"),
             (None, _) => String::new(),
         }
     }
@@ -313,32 +313,32 @@ impl Job {
             (true, least) => format!("at least {}", human(least)),
         };
         match verb {
-            Verb::Flush => format!("{volume}: {dirty} would be written back"),
-            Verb::Detach => {
+            JobKind::Flush => format!("{volume}: {dirty} would be written back"),
+            JobKind::Detach => {
                 format!("{volume}: {dirty} would be written back, then it would be served without a cache")
             }
-            Verb::Attach => format!("{volume}: would be attached"),
-            Verb::Remove => {
+            JobKind::Attach => format!("{volume}: would be attached"),
+            JobKind::Remove => {
                 format!("{volume}: would no longer be served; {dirty} of dirty data would stay in its cache")
             }
-            Verb::Stop => format!(
+            JobKind::Stop => format!(
                 "{volume}: would not be served until the next start; \
                  {dirty} of dirty data would stay in its cache"
             ),
-            Verb::Add => format!("{volume}: would be served"),
-            Verb::Forget => format!("{volume}: would be forgotten{}", self.loss("would be lost")),
-            Verb::Grow => format!("{volume}: its size would become {size}"),
-            Verb::Import => format!("{volume}: would be served"),
-            Verb::Release => {
+            JobKind::Add => format!("{volume}: would be served"),
+            JobKind::Forget => format!("{volume}: would be forgotten{}", self.loss("would be lost")),
+            JobKind::Grow => format!("{volume}: its size would become {size}"),
+            JobKind::Import => format!("{volume}: would be served"),
+            JobKind::Release => {
                 format!("{volume}: would no longer be served; {dirty} of dirty data would stay there")
             }
-            Verb::Replace => format!(
+            JobKind::Replace => format!(
                 "{volume}: {dirty} would be written back, then its volumes would move to the new device"
             ),
-            Verb::Shrink if self.dirty_bytes_at_start == 0 => {
+            JobKind::Shrink if self.dirty_bytes_at_start == 0 => {
                 format!("{volume}: its size would become {size}{}", self.loss("would be lost"))
             }
-            Verb::Shrink => {
+            JobKind::Shrink => {
                 format!(
                     "{volume}: {dirty} beyond {size} would be written back, then its size would become {size}"
                 )
@@ -351,58 +351,58 @@ impl Job {
     pub fn text(&self) -> String {
         let Self { volume, verb, .. } = self;
         let done = match verb {
-            Verb::Flush => "its dirty data is written back",
-            Verb::Detach => "detached: it is served without a cache",
-            Verb::Attach => "attached",
-            Verb::Remove if self.dirty_unknown => {
+            JobKind::Flush => "its dirty data is written back",
+            JobKind::Detach => "detached: it is served without a cache",
+            JobKind::Attach => "attached",
+            JobKind::Remove if self.dirty_unknown => {
                 "removed: it is no longer served; the amount of its dirty data in a cache is unknown"
             }
-            Verb::Stop if self.dirty_unknown => {
+            JobKind::Stop if self.dirty_unknown => {
                 "stopped: it is not served until the next start, or `bcached add`; \
                  the amount of its dirty data in a cache is unknown"
             }
-            Verb::Remove => "removed: it is no longer served; its dirty data stays in its cache",
-            Verb::Stop => {
+            JobKind::Remove => "removed: it is no longer served; its dirty data stays in its cache",
+            JobKind::Stop => {
                 "stopped: it is not served until the next start, or `bcached add`; \
                  its dirty data stays in its cache"
             }
-            Verb::Add => "added",
-            Verb::Forget => "forgotten",
-            Verb::Grow | Verb::Shrink => "resized",
-            Verb::Import => "imported",
-            Verb::Release => "released: it is no longer served; its dirty data stays there",
-            Verb::Replace => "replaced: its old device is no longer used",
+            JobKind::Add => "added",
+            JobKind::Forget => "forgotten",
+            JobKind::Grow | JobKind::Shrink => "resized",
+            JobKind::Import => "imported",
+            JobKind::Release => "released: it is no longer served; its dirty data stays there",
+            JobKind::Replace => "replaced: its old device is no longer used",
         };
         let size = exact(self.size_bytes.unwrap_or_default());
         let line = match (self.state, self.already) {
-            (State::Done, true) => match verb {
-                Verb::Flush => format!("{volume}: it has no dirty data"),
-                Verb::Detach => format!("{volume}: it is detached already"),
-                Verb::Attach => format!("{volume}: it is attached already"),
-                Verb::Remove => format!("{volume}: it is removed already"),
-                Verb::Stop => format!("{volume}: it is stopped already"),
-                Verb::Add => format!("{volume}: it is there already"),
-                Verb::Forget => format!("{volume}: it is forgotten already"),
-                Verb::Grow | Verb::Shrink => format!("{volume}: its size is {size} already"),
-                Verb::Import => format!("{volume}: it is served already"),
-                Verb::Release => format!("{volume}: it is released already"),
-                Verb::Replace => format!("{volume}: it is on that device already"),
+            (JobState::Done, true) => match verb {
+                JobKind::Flush => format!("{volume}: it has no dirty data"),
+                JobKind::Detach => format!("{volume}: it is detached already"),
+                JobKind::Attach => format!("{volume}: it is attached already"),
+                JobKind::Remove => format!("{volume}: it is removed already"),
+                JobKind::Stop => format!("{volume}: it is stopped already"),
+                JobKind::Add => format!("{volume}: it is there already"),
+                JobKind::Forget => format!("{volume}: it is forgotten already"),
+                JobKind::Grow | JobKind::Shrink => format!("{volume}: its size is {size} already"),
+                JobKind::Import => format!("{volume}: it is served already"),
+                JobKind::Release => format!("{volume}: it is released already"),
+                JobKind::Replace => format!("{volume}: it is on that device already"),
             },
-            (State::Done, false) if self.size_bytes.is_some() => {
+            (JobState::Done, false) if self.size_bytes.is_some() => {
                 format!("{volume}: its size is {size}{}", self.loss("is lost"))
             }
-            (State::Done, false) => format!("{volume}: {done}{}", self.loss("is lost")),
-            (State::Planned, _) => self.planned_text(),
-            (State::Cancelled, _) => format!("{volume}: {verb} was cancelled"),
-            (State::Failed, _) => format!("{volume}: {verb} has failed"),
-            (State::Running, _) => match self.id {
+            (JobState::Done, false) => format!("{volume}: {done}{}", self.loss("is lost")),
+            (JobState::Planned, _) => self.planned_text(),
+            (JobState::Cancelled, _) => format!("{volume}: {verb} was cancelled"),
+            (JobState::Failed, _) => format!("{volume}: {verb} has failed"),
+            (JobState::Running, _) => match self.id {
                 Some(id) => format!("{} (job {id})", self.progress_text()),
                 None => self.progress_text(),
             },
         };
         // The notes say how a change is persisted; they do not apply to one that was not made.
-        let is_void = matches!(self.state, State::Failed | State::Cancelled)
-            && matches!(self.verb, Verb::Detach | Verb::Attach | Verb::Add);
+        let is_void = matches!(self.state, JobState::Failed | JobState::Cancelled)
+            && matches!(self.verb, JobKind::Detach | JobKind::Attach | JobKind::Add);
         let notes = self.notes.iter().filter(|_| !is_void);
         let text = notes.fold(line + "\n", |text, note| text + &format!("{volume}: {note}\n"));
         self.devices.iter().fold(text, |text, device| text + device + "\n")
@@ -417,10 +417,10 @@ mod tests {
     #[test]
     fn how_a_thing_is_kept_is_said_when_it_has_come_about() {
         let text = |state| {
-            let job = Job::new(Verb::Detach, "media".to_owned(), state);
-            Job { notes: vec!["this is not kept".to_owned()], ..job }.text()
+            let job = JobReport::new(JobKind::Detach, "media".to_owned(), state);
+            JobReport { notes: vec!["this is not kept".to_owned()], ..job }.text()
         };
-        assert!(text(State::Done).contains("this is not kept"));
-        assert_eq!(text(State::Failed), "media: detach has failed\n");
+        assert!(text(JobState::Done).contains("this is not kept"));
+        assert_eq!(text(JobState::Failed), "media: detach has failed\n");
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::failure::{Failure, Kind};
 use bcached_format::{Label, Uuid};
-use bcached_uring::Presence;
+use bcached_uring::DevicePresence;
 use std::path::Path;
 
 /// Minimum number of digits of a UUID that identify a volume.
@@ -11,7 +11,7 @@ const UUID_BEGINNING: usize = 8;
 
 /// The names by which a volume or cache can be called.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub struct Known {
+pub struct KnownNames {
     /// Its configured or derived name.
     pub name: String,
     /// The name in control files, if it is a volume: `bcacheN`.
@@ -23,7 +23,7 @@ pub struct Known {
     /// Its device, as configured.
     pub path: Option<String>,
     /// The opened device, once it is open.
-    pub opened: Option<Presence>,
+    pub opened: Option<DevicePresence>,
     /// The name of something that has been removed. A repeated request for that name does not match
     /// another volume's label.
     pub former: Option<String>,
@@ -35,13 +35,13 @@ pub struct Known {
 ///
 /// # Errors
 /// The indexes of all items that could be meant; empty if there are none.
-pub fn resolve(typed: &str, all: &[Known]) -> Result<usize, Vec<usize>> {
-    resolve_called(Called::by_owner(typed), all)
+pub fn resolve(typed: &str, all: &[KnownNames]) -> Result<usize, Vec<usize>> {
+    resolve_called(TypedName::by_owner(typed), all)
 }
 
 /// A name that a user typed, and what may be done to resolve it.
 #[derive(Clone, Copy, Debug)]
-pub struct Called<'a> {
+pub struct TypedName<'a> {
     /// The text as typed.
     pub typed: &'a str,
     /// The text may be another path of a device, so files may be accessed. For clients with
@@ -50,7 +50,7 @@ pub struct Called<'a> {
     pub looks_at_files: bool,
 }
 
-impl<'a> Called<'a> {
+impl<'a> TypedName<'a> {
     /// Creates a name typed by a user with full access.
     #[must_use]
     pub const fn by_owner(typed: &'a str) -> Self {
@@ -62,9 +62,9 @@ impl<'a> Called<'a> {
 ///
 /// # Errors
 /// As [`resolve`].
-pub fn resolve_called(called: Called<'_>, all: &[Known]) -> Result<usize, Vec<usize>> {
-    let Called { typed, looks_at_files } = called;
-    let those = |is_meant: &dyn Fn(&Known) -> bool| -> Vec<usize> {
+pub fn resolve_called(called: TypedName<'_>, all: &[KnownNames]) -> Result<usize, Vec<usize>> {
+    let TypedName { typed, looks_at_files } = called;
+    let those = |is_meant: &dyn Fn(&KnownNames) -> bool| -> Vec<usize> {
         all.iter().enumerate().filter(|(_, known)| is_meant(known)).map(|(index, _)| index).collect()
     };
     let named = those(&|known| known.name == typed);
@@ -75,7 +75,7 @@ pub fn resolve_called(called: Called<'_>, all: &[Known]) -> Result<usize, Vec<us
             || file.as_ref().is_some_and(|file| std::fs::canonicalize(path).is_ok_and(|it| it == *file))
     };
     let is_open_there =
-        |opened: &Presence| looks_at_files && typed.starts_with('/') && opened.is_at(Path::new(typed));
+        |opened: &DevicePresence| looks_at_files && typed.starts_with('/') && opened.is_at(Path::new(typed));
     if named.is_empty() && all.iter().any(|known| known.former.as_deref() == Some(typed)) {
         return Err(Vec::new());
     }
@@ -174,12 +174,13 @@ mod tests {
     /// removed a second volume, whose label was that name.
     #[test]
     fn the_name_of_what_was_removed_is_nobody_elses_label() {
-        let other = Known { name: "other".to_owned(), label: Some("same".to_owned()), ..Known::default() };
-        let removed = Known { former: Some("same".to_owned()), ..Known::default() };
+        let other =
+            KnownNames { name: "other".to_owned(), label: Some("same".to_owned()), ..KnownNames::default() };
+        let removed = KnownNames { former: Some("same".to_owned()), ..KnownNames::default() };
         assert_eq!(resolve("same", std::slice::from_ref(&other)), Ok(0));
         let all = [removed, other];
         assert_eq!((resolve("same", &all), resolve("other", &all)), (Err(Vec::new()), Ok(1)));
-        let again = Known { name: "same".to_owned(), ..Known::default() };
+        let again = KnownNames { name: "same".to_owned(), ..KnownNames::default() };
         assert_eq!(resolve("same", &[&all[..], &[again]].concat()), Ok(2), "it has been added again");
     }
 
@@ -187,7 +188,7 @@ mod tests {
     /// precedence over a label.
     #[test]
     fn a_volume_is_called_by_name_label_uuid_or_path() {
-        let known = |name: &str, label: &str, uuid: &str, path: &str| Known {
+        let known = |name: &str, label: &str, uuid: &str, path: &str| KnownNames {
             name: name.to_owned(),
             kernel_name: path.strip_prefix("/dev/t").map(|rest| format!("bcache-{rest}")),
             label: Some(label.to_owned()),
@@ -217,7 +218,7 @@ mod tests {
         assert_eq!((found("/dev/three"), found(device), found(link)), (Ok(2), Ok(0), Ok(0)));
         assert_eq!((found("bcache-wo"), found("bcache-w")), (Ok(1), Err(Vec::new())));
         assert_eq!((found("/dev/thre"), found("")), (Err(Vec::new()), Err(Vec::new())));
-        let as_text = |typed| resolve_called(Called { typed, looks_at_files: false }, &all);
+        let as_text = |typed| resolve_called(TypedName { typed, looks_at_files: false }, &all);
         assert_eq!((as_text(device), as_text("two"), as_text(link)), (Ok(0), Ok(1), Err(Vec::new())));
         let told = refusal("same", ["one", "two"], ["one", "two", "three"]);
         assert_eq!((told.kind.exit(), told.to_string().contains("one, two")), (2, true), "{told}");

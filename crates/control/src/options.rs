@@ -2,7 +2,7 @@
 //! some, and its answer, `bcached.change` version 1. Within a version, fields are only added; a
 //! field whose value is not known is absent.
 
-pub use crate::typed::Typed;
+pub use crate::typed::TypedValue;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,21 +12,21 @@ use std::fmt::Write as _;
 pub struct Options {
     /// The volume or cache that they belong to.
     #[serde(flatten)]
-    pub owner: Named,
+    pub owner: OwnerName,
     /// All options, or the one that was asked for.
-    pub options: Vec<Shown>,
+    pub options: Vec<OptionEntry>,
 }
 
 /// The name of a volume or of a cache.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Named {
+pub struct OwnerName {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     volume: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cache: Option<String>,
 }
 
-impl Named {
+impl OwnerName {
     /// Creates the name of a volume.
     #[must_use]
     pub fn volume(name: &str) -> Self {
@@ -48,7 +48,7 @@ impl Named {
 
 /// One option.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Shown {
+pub struct OptionEntry {
     /// Its name.
     pub name: String,
     /// The value in force, as `set` accepts it; absent if only a device that is not present could
@@ -72,13 +72,13 @@ pub struct Shown {
     pub default: Option<String>,
     /// The value as a number.
     #[serde(flatten)]
-    pub number: Number,
+    pub number: NumericValue,
 }
 
 /// A value as a number, with its unit in the key.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each field is its own description, with its unit")]
-pub struct Number {
+pub struct NumericValue {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -87,7 +87,7 @@ pub struct Number {
     pub milliseconds: Option<u64>,
 }
 
-impl Shown {
+impl OptionEntry {
     /// Formats the origin for people.
     #[must_use]
     pub fn origin_text(&self) -> String {
@@ -110,7 +110,7 @@ impl Options {
     /// Formats the options as a table for people.
     #[must_use]
     pub fn text(&self) -> String {
-        let width = |length: fn(&Shown) -> usize, least| {
+        let width = |length: fn(&OptionEntry) -> usize, least| {
             self.options.iter().map(length).max().map_or(least, |most| most.max(least))
         };
         let names = width(|shown| shown.name.len(), "OPTION".len());
@@ -131,9 +131,9 @@ impl Options {
 /// A change of options of one volume or cache. It is applied as a whole or not at all.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Change {
+pub struct OptionChange {
     /// New values, by option.
-    pub set: BTreeMap<String, Typed>,
+    pub set: BTreeMap<String, TypedValue>,
     /// Options whose values set by `bcached set` are dropped.
     pub unset: Vec<String>,
     /// The new values hold until the daemon stops, and are not persisted.
@@ -142,7 +142,7 @@ pub struct Change {
     pub dry_run: bool,
 }
 
-impl Change {
+impl OptionChange {
     /// Formats the change as the `bcached` command for it, for the log.
     #[must_use]
     pub fn text(&self, owner: &str) -> String {
@@ -166,17 +166,17 @@ impl Change {
 
 /// Result of a change.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Changed {
+pub struct OptionChangeReport {
     /// The volume or cache that the options belong to.
     #[serde(flatten)]
-    pub owner: Named,
+    pub owner: OwnerName,
     /// Dry run: nothing was changed, and this is what would happen.
     pub dry_run: bool,
     /// The file that persists the change over a restart, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kept_in: Option<String>,
     /// The options that the request named.
-    pub changes: Vec<Changing>,
+    pub changes: Vec<ChangedOption>,
     /// Further remarks: values that were adjusted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -184,7 +184,7 @@ pub struct Changed {
 
 /// One option, before and after.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Changing {
+pub struct ChangedOption {
     /// Neither the value nor its origin changes.
     pub already: bool,
     /// The value in force before.
@@ -192,10 +192,10 @@ pub struct Changing {
     pub before: Option<String>,
     /// The option afterwards.
     #[serde(flatten)]
-    pub after: Shown,
+    pub after: OptionEntry,
 }
 
-impl Changed {
+impl OptionChangeReport {
     /// Formats the result as lines for people.
     #[must_use]
     pub fn text(&self) -> String {

@@ -8,7 +8,7 @@ use std::fmt;
 
 /// The unit of a number without a suffix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Bare {
+pub enum DefaultUnit {
     /// Bytes.
     Bytes,
     /// Sectors of 512 bytes.
@@ -48,7 +48,7 @@ impl std::error::Error for SizeError {}
 ///
 /// # Errors
 /// Anything but a whole number with an optional binary suffix, and a result of 2^63 bytes or more.
-pub fn parse(typed: &str, bare: Bare) -> Result<u64, SizeError> {
+pub fn parse(typed: &str, bare: DefaultUnit) -> Result<u64, SizeError> {
     let fail = |reason| SizeError { typed: typed.to_owned(), reason };
     let digits = typed.bytes().take_while(u8::is_ascii_digit).count();
     let (number, suffix) = typed.split_at(digits);
@@ -59,8 +59,8 @@ pub fn parse(typed: &str, bare: Bare) -> Result<u64, SizeError> {
     // Accept what `human` prints, such as `10 GiB`.
     let suffix = suffix.strip_prefix(' ').filter(|suffix| binary_unit(suffix).is_some()).unwrap_or(suffix);
     let unit = match (suffix, bare) {
-        ("", Bare::Bytes) => 1,
-        ("", Bare::Sectors) => 512,
+        ("", DefaultUnit::Bytes) => 1,
+        ("", DefaultUnit::Sectors) => 512,
         (suffix, _) => binary_unit(suffix).ok_or_else(|| fail(refusal(suffix)))?,
     };
     match number.checked_mul(unit) {
@@ -118,7 +118,7 @@ pub fn human(bytes: u64) -> String {
 #[must_use]
 pub fn exact(bytes: u64) -> String {
     let text = human(bytes);
-    match parse(&text, Bare::Bytes) {
+    match parse(&text, DefaultUnit::Bytes) {
         Ok(read) if read == bytes => text,
         _ if bytes < 1024 => text,
         _ => format!("{text} ({bytes} bytes)"),
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_suffix_means_bytes_whatever_the_bare_unit() {
-        for bare in [Bare::Bytes, Bare::Sectors] {
+        for bare in [DefaultUnit::Bytes, DefaultUnit::Sectors] {
             assert_eq!(parse("4k", bare), Ok(4096));
             assert_eq!(parse("4K", bare), Ok(4096));
             assert_eq!(parse("4KiB", bare), Ok(4096));
@@ -169,14 +169,14 @@ mod tests {
 
     #[test]
     fn a_bare_number_has_its_options_unit() {
-        assert_eq!(parse("512", Bare::Bytes), Ok(512));
-        assert_eq!(parse("16", Bare::Sectors), Ok(8192));
-        assert_eq!(parse("0", Bare::Bytes), Ok(0));
+        assert_eq!(parse("512", DefaultUnit::Bytes), Ok(512));
+        assert_eq!(parse("16", DefaultUnit::Sectors), Ok(8192));
+        assert_eq!(parse("0", DefaultUnit::Bytes), Ok(0));
     }
 
     #[test]
     fn what_is_not_understood_is_refused_with_its_reason() {
-        let sentence = |typed| parse(typed, Bare::Bytes).map_err(|error| error.to_string());
+        let sentence = |typed| parse(typed, DefaultUnit::Bytes).map_err(|error| error.to_string());
         for decimal in ["1MB", "4kB", "1Gb"] {
             assert!(
                 sentence(decimal).expect_err(decimal).contains("decimal units are not used"),
@@ -192,14 +192,17 @@ mod tests {
         for typed in ["18446744073709551616", "8192P", "9223372036854775808", "99999999T"] {
             assert!(sentence(typed).expect_err(typed).contains("too large"), "{typed}");
         }
-        assert_eq!(parse("9223372036854775807", Bare::Bytes), Ok((1 << 63) - 1));
-        assert!(parse("18014398509481984", Bare::Sectors).is_err(), "sectors are counted before the limit");
+        assert_eq!(parse("9223372036854775807", DefaultUnit::Bytes), Ok((1 << 63) - 1));
+        assert!(
+            parse("18014398509481984", DefaultUnit::Sectors).is_err(),
+            "sectors are counted before the limit"
+        );
     }
 
     #[test]
     fn what_is_to_be_typed_means_the_same() {
         for (bytes, text) in [(0, "0"), (512, "512"), (1536, "1536"), (3 << 20, "3M"), (2 << 40, "2T")] {
-            assert_eq!((typed(bytes), parse(text, Bare::Bytes)), (text.to_owned(), Ok(bytes)));
+            assert_eq!((typed(bytes), parse(text, DefaultUnit::Bytes)), (text.to_owned(), Ok(bytes)));
         }
     }
 
@@ -228,7 +231,7 @@ mod tests {
             assert!(text.starts_with(&human(bytes)), "one rounding: {text}");
             let read = text.split_once('(').map_or(text.as_str(), |(_, exact)| exact);
             let read = read.trim_end_matches(" bytes)").trim_end_matches(" B");
-            assert_eq!(parse(read, Bare::Bytes), Ok(bytes), "{text}");
+            assert_eq!(parse(read, DefaultUnit::Bytes), Ok(bytes), "{text}");
         }
     }
 

@@ -7,21 +7,21 @@ use std::time::Duration;
 
 /// Counts of requests, in total and over recent periods, under the kernel's names.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Windows {
+pub struct RequestWindows {
     /// Since the volume or set was taken into service.
-    pub total: Counted,
+    pub total: RequestCounts,
     /// About the last five minutes, decaying: a request five minutes ago counts half.
-    pub five_minute: Counted,
+    pub five_minute: RequestCounts,
     /// About the last hour.
-    pub hour: Counted,
+    pub hour: RequestCounts,
     /// About the last day.
-    pub day: Counted,
+    pub day: RequestCounts,
 }
 
 /// Counts of requests. Bypassed requests are not included in hits and misses.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each field is its own description, with its unit")]
-pub struct Counted {
+pub struct RequestCounts {
     pub hits: u64,
     pub misses: u64,
     /// Rounded down; absent if there were no reads.
@@ -35,7 +35,7 @@ pub struct Counted {
 
 /// Latency of the requests that took one path.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Latency {
+pub struct PathLatency {
     /// Number of requests since the volume was taken into service.
     pub requests: u64,
     /// Mean latency.
@@ -59,13 +59,13 @@ pub struct Latency {
     pub total_seconds: f64,
 }
 
-/// The bounds of [`Latency::within`]: exponents of powers of two, in microseconds, from 16 us to
-/// 16.8 s.
+/// The bounds of [`PathLatency::within`]: exponents of powers of two, in microseconds, from 16 us
+/// to 16.8 s.
 pub const WITHIN_POWERS: [u32; 11] = [4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24];
 
 /// Timing of a recurring internal operation of a set.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub struct Times {
+pub struct OperationTiming {
     /// Number of times it ran.
     pub count: u64,
     /// Recent average duration.
@@ -82,9 +82,9 @@ pub struct Times {
 /// Statistics of a set, in addition to those that are direct fields of the status.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each field is its own description, with its unit")]
-pub struct CacheNumbers {
+pub struct CacheStatistics {
     /// The counts by kind are also in [`super::status::CacheCounts`].
-    pub windows: Windows,
+    pub windows: RequestWindows,
     /// All bytes written to the cache device, as counted at the device.
     pub written_bytes: u64,
     /// The same by cause.
@@ -119,18 +119,18 @@ pub struct CacheNumbers {
     pub btree_nodes: u64,
     /// How full the leaves are with live keys.
     pub btree_used_percent: u64,
-    pub btree_gc: Times,
-    pub btree_split: Times,
-    pub btree_read: Times,
+    pub btree_gc: OperationTiming,
+    pub btree_split: OperationTiming,
+    pub btree_read: OperationTiming,
     /// Only on request (`--full`), because it examines every bucket.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub ages: Option<Ages>,
+    pub ages: Option<PriorityStats>,
 }
 
 /// Time since the data in the buckets was last used, as in the kernel's `priority_stats`. The unit
 /// is traffic of 1/1024 of the cache's size.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Ages {
+pub struct PriorityStats {
     /// Number of buckets counted: those without metadata, except those that are too old for their
     /// age to be known.
     pub buckets: u64,
@@ -145,11 +145,11 @@ pub struct Ages {
 
 /// Statistics of a served volume, in addition to those that are direct fields of the status.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct VolumeNumbers {
+pub struct VolumeStatistics {
     /// Counts of requests.
-    pub windows: Windows,
+    pub windows: RequestWindows,
     /// Latency by the path of the requests; a path that no request took is absent.
-    pub latency: BTreeMap<String, Latency>,
+    pub latency: BTreeMap<String, PathLatency>,
     /// Operations of the backing device that failed since it was opened; absent without a backing
     /// device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -172,7 +172,7 @@ pub struct VolumeNumbers {
     pub writeback_change_bytes: i64,
 }
 
-impl Windows {
+impl RequestWindows {
     /// Formats the hit rates for people, if there were any reads.
     #[must_use]
     pub fn sentence(&self) -> Option<String> {
@@ -191,7 +191,7 @@ impl Windows {
 /// Causes of writes to the cache device that carry data of volumes. All other causes are metadata.
 pub const DATA_CAUSES: &[&str] = &["data", "fill", "moved"];
 
-impl CacheNumbers {
+impl CacheStatistics {
     /// Returns the bytes of data or of metadata written to the cache device: `written` and
     /// `metadata_written` in the kernel.
     #[must_use]

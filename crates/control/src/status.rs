@@ -4,12 +4,12 @@
 mod dirty;
 mod text;
 
-use super::hardware::Hardware;
-use super::jobs::Job;
-use super::statistics::{CacheNumbers, VolumeNumbers};
-use crate::names::{self, Known};
+use super::hardware::DeviceName;
+use super::jobs::JobReport;
+use super::statistics::{CacheStatistics, VolumeStatistics};
+use crate::names::{self, KnownNames};
 use crate::sizes::human;
-pub use dirty::Dirty;
+pub use dirty::DirtyData;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -27,21 +27,21 @@ pub struct Status {
     /// The addresses on which NBD is served.
     pub nbd: Vec<String>,
     /// Cache sets.
-    pub caches: Vec<Cache>,
+    pub caches: Vec<CacheStatus>,
     /// Caches that are configured but not to be served, as after a release; absent if there are
     /// none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub released: Vec<String>,
     /// Volumes, including those that are not served.
-    pub volumes: Vec<Volume>,
+    pub volumes: Vec<VolumeStatus>,
     /// Connected clients.
-    pub clients: Vec<Client>,
+    pub clients: Vec<ClientStatus>,
     /// Running jobs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<JobReport>,
     /// State of the log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub log: Option<Log>,
+    pub log: Option<LogStatus>,
     /// Resources that the daemon needs and that have been removed, in sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
@@ -50,7 +50,7 @@ pub struct Status {
 /// State of the log. Lines are dropped if its reader is too slow, because nothing waits for the
 /// log.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Log {
+pub struct LogStatus {
     /// Lines since the start that were dropped or could not be written.
     pub lines_lost: u64,
     /// For how long the reader has accepted nothing; absent if it keeps up.
@@ -60,7 +60,7 @@ pub struct Log {
 
 /// A cache set.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Cache {
+pub struct CacheStatus {
     /// Its configured or derived name.
     pub name: String,
     /// The device, as configured.
@@ -75,10 +75,10 @@ pub struct Cache {
     pub io: Option<String>,
     /// Progress of an opening.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub opening: Option<Progress>,
+    pub opening: Option<OpeningProgress>,
     /// Volumes that are not served and have dirty data in it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub unserved: Vec<Unserved>,
+    pub unserved: Vec<UnservedVolume>,
     /// B-tree nodes that could not be read when last tried: the first few.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unreadable: Vec<UnreadableNode>,
@@ -87,12 +87,12 @@ pub struct Cache {
     pub counts: Option<CacheCounts>,
     /// Its device as the system names it, for control files.
     #[serde(skip)]
-    pub hardware: Option<Hardware>,
+    pub hardware: Option<DeviceName>,
 }
 
 /// Progress of an opening that reads the whole tree.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Progress {
+pub struct OpeningProgress {
     /// B-tree nodes read so far. Their total number is not known before the end.
     pub nodes_read: u64,
     /// The approximate part of the tree that this is, in percent, estimated from its shape.
@@ -100,7 +100,7 @@ pub struct Progress {
 }
 
 /// A clause for people.
-impl fmt::Display for Progress {
+impl fmt::Display for OpeningProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.nodes_read, self.tree_percent) {
             (0, _) => write!(f, "reading the journal and the generations of the buckets"),
@@ -134,7 +134,7 @@ pub struct CacheCounts {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub walked_percent: Option<u64>,
     #[serde(flatten)]
-    pub dirty: Dirty,
+    pub dirty: DirtyData,
     /// The part of the dirty data that belongs to no volume in the set's table. Absent if it is not
     /// known: before the index has been read completely, or if part of it is damaged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -186,7 +186,7 @@ pub struct CacheCounts {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub discarded_bytes: Option<u64>,
     #[serde(flatten)]
-    pub numbers: Option<CacheNumbers>,
+    pub numbers: Option<CacheStatistics>,
 }
 
 /// Requests that bypassed a cache. Reads among them are not included in other hits and misses.
@@ -197,13 +197,13 @@ pub struct BypassCounts {
     pub bypass_misses: u64,
     pub bypassed_requests: u64,
     /// The same by reason.
-    pub bypassed: BTreeMap<String, Bypassed>,
+    pub bypassed: BTreeMap<String, BypassReasonCounts>,
 }
 
 /// Requests that bypassed a cache for one reason.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each field is its own description, with its unit")]
-pub struct Bypassed {
+pub struct BypassReasonCounts {
     pub requests: u64,
     pub bytes: u64,
 }
@@ -235,17 +235,17 @@ impl VolumeCounts {
 /// A volume that is not served, and has dirty data or lives in the cache only.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each field is its own description, with its unit")]
-pub struct Unserved {
+pub struct UnservedVolume {
     pub uuid: String,
     pub label: String,
     #[serde(flatten)]
-    pub dirty: Dirty,
+    pub dirty: DirtyData,
     /// Its size, if it lives in the cache only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flash_size_bytes: Option<u64>,
 }
 
-impl Unserved {
+impl UnservedVolume {
     /// Describes how much of a volume that lives in the cache only is in use.
     fn used(&self) -> String {
         match (self.dirty.dirty_bytes, self.dirty.dirty_bytes_at_least) {
@@ -274,13 +274,13 @@ pub struct UnreadableNode {
     /// The whole error in a sentence.
     pub reason: String,
     /// The ranges of served volumes that the node indexes, as far as is known.
-    pub covers: Vec<Covered>,
+    pub covers: Vec<VolumeRange>,
 }
 
 /// A range of a volume.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each field is its own description, with its unit")]
-pub struct Covered {
+pub struct VolumeRange {
     pub volume: String,
     pub start_bytes: u64,
     pub length_bytes: u64,
@@ -288,7 +288,7 @@ pub struct Covered {
 
 /// A volume.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Volume {
+pub struct VolumeStatus {
     /// Its name, which is also its NBD export.
     pub name: String,
     /// Its name in the kernel's control files: `bcacheN`, by the `number` of its section, else by
@@ -313,19 +313,19 @@ pub struct Volume {
     pub cache: Option<String>,
     /// Its exports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub exports: Vec<Exported>,
+    pub exports: Vec<ExportStatus>,
     /// Properties of a served volume.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
-    pub facts: Option<VolumeFacts>,
+    pub facts: Option<VolumeProperties>,
     /// Its backing device as the system names it, and the start of its data there, in sectors; for
     /// control files.
     #[serde(skip)]
-    pub hardware: Option<(Hardware, u64)>,
+    pub hardware: Option<(DeviceName, u64)>,
 }
 
 /// An export of a volume through one front end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Exported {
+pub struct ExportStatus {
     /// `nbd`, `ublk`, `vhost-user`, `fuse` or `dev`.
     pub way: String,
     /// The driver of the block device of `dev`: `ublk`, `nbd` or `loop`.
@@ -348,7 +348,7 @@ pub struct Exported {
     pub reason: Option<String>,
 }
 
-impl Exported {
+impl ExportStatus {
     /// Returns the path of the block device, with its driver; `None` if this export is not a block
     /// device, or is absent.
     #[must_use]
@@ -382,7 +382,7 @@ impl Exported {
 /// Properties of a served volume.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each field is its own description, with its unit")]
-pub struct VolumeFacts {
+pub struct VolumeProperties {
     pub uuid: String,
     pub label: String,
     /// The engine does not answer at present: these are the properties from when the volume was
@@ -402,20 +402,20 @@ pub struct VolumeFacts {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backing_state: Option<String>,
     #[serde(flatten)]
-    pub dirty: Dirty,
+    pub dirty: DirtyData,
     /// State of its write-back; absent without a backing device, or while the volume is not cached.
     #[serde(flatten)]
-    pub writeback: Option<Writeback>,
+    pub writeback: Option<WritebackStatus>,
     #[serde(flatten)]
     pub counts: Option<VolumeCounts>,
     #[serde(flatten)]
-    pub numbers: Option<VolumeNumbers>,
+    pub numbers: Option<VolumeStatistics>,
 }
 
 /// State of the write-back of a volume.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each field is its own description, with its unit")]
-pub struct Writeback {
+pub struct WritebackStatus {
     pub dirty_target_bytes: u64,
     /// Upper bound for the age of the dirty data; absent if there is none, or if the age is not
     /// known.
@@ -426,7 +426,7 @@ pub struct Writeback {
     pub dirty_age_unknown: bool,
     /// Dirty data that could not be written back when last tried; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub unwritable: Option<Unwritable>,
+    pub unwritable: Option<FailedWriteback>,
     /// False: dirty data stays in the cache until a command writes it back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub writeback_running: Option<bool>,
@@ -443,7 +443,7 @@ pub struct Writeback {
 
 /// Dirty data that could not be written back, and the first range of it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Unwritable {
+pub struct FailedWriteback {
     /// Number of ranges, at most 256; beyond that, neighbours are merged, including what lies
     /// between them.
     pub ranges: u64,
@@ -463,7 +463,7 @@ pub struct Unwritable {
 
 /// A connected client.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Client {
+pub struct ClientStatus {
     /// Process or address.
     pub peer: String,
     /// The volume, once chosen.
@@ -498,8 +498,8 @@ impl Status {
     ///
     /// # Errors
     /// The names of all volumes that could be meant; empty if there are none.
-    pub fn volume(self, name: &str) -> Result<Volume, Vec<String>> {
-        let known: Vec<_> = self.volumes.iter().map(Volume::known).collect();
+    pub fn volume(self, name: &str) -> Result<VolumeStatus, Vec<String>> {
+        let known: Vec<_> = self.volumes.iter().map(VolumeStatus::known).collect();
         names::resolve(name, &known)
             .map(|index| self.volumes[index].clone())
             .map_err(|meant| meant.into_iter().map(|index| self.volumes[index].name.clone()).collect())
@@ -512,7 +512,7 @@ impl Status {
     /// The names of all that could be meant; empty if there are none.
     pub fn only(mut self, name: &str) -> Result<Self, Vec<String>> {
         let released = std::mem::take(&mut self.released);
-        let known: Vec<_> = self.volumes.iter().map(Volume::known).collect();
+        let known: Vec<_> = self.volumes.iter().map(VolumeStatus::known).collect();
         let meant = match names::resolve(name, &known) {
             Ok(index) => vec![index],
             Err(candidates) => candidates,
@@ -527,7 +527,7 @@ impl Status {
             self.volumes = vec![volume];
             return Ok(self);
         }
-        let known: Vec<_> = self.caches.iter().map(Cache::known).collect();
+        let known: Vec<_> = self.caches.iter().map(CacheStatus::known).collect();
         let cache = match names::resolve(name, &known) {
             Ok(index) => self.caches[index].clone(),
             Err(none) if none.is_empty() && released.iter().any(|released| released == name) => {
@@ -549,7 +549,7 @@ impl Status {
     }
 }
 
-impl Cache {
+impl CacheStatus {
     /// Returns the bytes of dirty data that belong to no volume in the set's table, as far as is
     /// known.
     #[must_use]
@@ -558,27 +558,27 @@ impl Cache {
     }
 
     /// Returns the names by which it can be called.
-    fn known(&self) -> Known {
-        Known {
+    fn known(&self) -> KnownNames {
+        KnownNames {
             name: self.name.clone(),
             uuid: self.counts.as_ref().map(|counts| counts.set_uuid.clone()),
             path: Some(self.device.clone()),
-            ..Known::default()
+            ..KnownNames::default()
         }
     }
 }
 
-impl Volume {
+impl VolumeStatus {
     /// Returns the names by which it can be called.
-    fn known(&self) -> Known {
+    fn known(&self) -> KnownNames {
         let facts = self.facts.as_ref();
-        Known {
+        KnownNames {
             name: self.name.clone(),
             kernel_name: Some(self.kernel_name.clone()).filter(|name| !name.is_empty()),
             label: facts.map(|facts| facts.label.clone()).filter(|label| !label.is_empty()),
             uuid: facts.map(|facts| facts.uuid.clone()),
             path: self.backing.clone(),
-            ..Known::default()
+            ..KnownNames::default()
         }
     }
 }

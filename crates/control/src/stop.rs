@@ -9,14 +9,14 @@ use std::fmt::Write as _;
 /// A request to stop.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Stop {
+pub struct StopRequest {
     /// Do nothing; the answer says what would happen.
     pub dry_run: bool,
 }
 
 /// Report on a stop: the state when it was requested, or what is left after it has ended.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Stopping {
+pub struct StopReport {
     /// Process id of the daemon, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
@@ -33,7 +33,7 @@ pub struct Stopping {
     pub users: Vec<String>,
     /// Dirty data, which a stop leaves in the cache. The amounts may change until the stop has
     /// ended.
-    pub dirty: Vec<DirtyStays>,
+    pub dirty: Vec<RemainingDirty>,
     /// Users that had a file or block device open which disappeared with the daemon.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cut: Vec<String>,
@@ -44,7 +44,7 @@ pub struct Stopping {
 
 /// Dirty data of a volume that stays in the cache.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct DirtyStays {
+pub struct RemainingDirty {
     /// The volume's name.
     pub volume: String,
     /// Amount of dirty data.
@@ -56,7 +56,7 @@ pub struct DirtyStays {
     pub device: String,
 }
 
-impl DirtyStays {
+impl RemainingDirty {
     /// Formats it as a sentence, for people and for the log.
     #[must_use]
     pub fn sentence(&self) -> String {
@@ -67,7 +67,7 @@ impl DirtyStays {
     }
 }
 
-impl Stopping {
+impl StopReport {
     /// Returns what could not be stopped cleanly.
     #[must_use]
     pub fn to_failure(&self) -> Option<Failure> {

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 /// A request for another process to take over.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TakeOver {
+pub struct TakeOverRequest {
     /// The program that the new process runs, an absolute path.
     pub program: PathBuf,
     /// Hand nothing over; the answer says what would happen.
@@ -21,7 +21,7 @@ pub struct TakeOver {
 /// Progress of a hand-over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Progress {
+pub enum TakeOverPhase {
     /// This process has not taken over from another one, and none is taking over from it.
     #[default]
     None,
@@ -37,9 +37,9 @@ pub enum Progress {
 
 /// Report on a hand-over.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct TakingOver {
+pub struct TakeOverReport {
     /// How far it has come.
-    pub progress: Progress,
+    pub progress: TakeOverPhase,
     /// The process that answers.
     pub pid: u32,
     /// The previous process, once it has ended.
@@ -67,7 +67,7 @@ pub struct TakingOver {
     pub failure: Option<serde_json::Value>,
 }
 
-impl TakingOver {
+impl TakeOverReport {
     /// Returns why it failed.
     #[must_use]
     pub fn to_failure(&self) -> Option<Failure> {
@@ -80,10 +80,10 @@ impl TakingOver {
         let Self { pid, .. } = self;
         let former = self.former_pid.unwrap_or_default();
         let mut text = match self.progress {
-            Progress::None => format!("daemon {pid} has not taken over from another process\n"),
-            Progress::WouldBe => format!("daemon {pid} would be replaced\n"),
-            Progress::UnderWay => format!("daemon {pid} is being replaced\n"),
-            Progress::Done => {
+            TakeOverPhase::None => format!("daemon {pid} has not taken over from another process\n"),
+            TakeOverPhase::WouldBe => format!("daemon {pid} would be replaced\n"),
+            TakeOverPhase::UnderWay => format!("daemon {pid} is being replaced\n"),
+            TakeOverPhase::Done => {
                 let seconds = self.paused_seconds.unwrap_or_default();
                 let died = if self.former_died {
                     ", which died during the hand-over: clients that lost their connection must connect again"
@@ -94,10 +94,10 @@ impl TakingOver {
                     "daemon {pid} has taken over from {former}{died}; requests waited for {seconds:.3} s\n"
                 )
             }
-            Progress::Failed => format!("daemon {pid} continues\n"),
+            TakeOverPhase::Failed => format!("daemon {pid} continues\n"),
         };
         if !self.reconnect.is_empty() {
-            let verb = if self.progress == Progress::WouldBe { "would have" } else { "have" };
+            let verb = if self.progress == TakeOverPhase::WouldBe { "would have" } else { "have" };
             // Writing to a string cannot fail.
             let _ = writeln!(text, "clients that {verb} to connect again: {}", self.reconnect.join(", "));
         }

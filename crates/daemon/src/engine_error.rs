@@ -1,9 +1,9 @@
 //! Turns the errors of an engine into the messages and exit statuses of the program.
 
 use bcached_control::failure::{CANNOT_OPEN, Failure, Kind, cannot_open};
-use bcached_control::jobs::Verb;
+use bcached_control::jobs::JobKind;
 use bcached_control::sizes::{exact, human, typed};
-use bcached_engine::{Doing, Error};
+use bcached_engine::{Error, ErrorContext};
 use bcached_env::IoErrorKind;
 use bcached_offline::bucket_memory;
 use bcached_uring::note::NoteError;
@@ -126,10 +126,10 @@ pub fn of_open(device: &Path, table: u64, error: &Error) -> Failure {
 pub fn of_stop(what: String, error: &Error) -> Failure {
     let failure = Failure::new(Kind::Io, what).why(error.to_string());
     match first(error) {
-        Error::Io { doing: Doing::Backing | Doing::BackingFlush, .. } | Error::LostWrites => {
+        Error::Io { doing: ErrorContext::Backing | ErrorContext::BackingFlush, .. } | Error::LostWrites => {
             failure.next("check the backing device and the data on it: acknowledged writes may be lost")
         }
-        Error::Io { doing: Doing::CacheFlush, .. } => failure.next(
+        Error::Io { doing: ErrorContext::CacheFlush, .. } => failure.next(
             "check the device for errors; the next start recovers the set as after a power cut, without writes that were \
              acknowledged and not flushed, and logs which volumes lost some (writes-given-up)",
         ),
@@ -175,27 +175,29 @@ pub fn damage(error: &Error) -> String {
     match error {
         Error::Node { .. } => "its index is damaged".to_owned(),
         Error::NoJournal => "its journal is damaged: it has no valid entry".to_owned(),
-        Error::Format { doing: Doing::Priorities, .. } => "its bucket generations are damaged".to_owned(),
-        Error::Format { doing: Doing::Uuids, .. } => "its table of volumes is damaged".to_owned(),
-        Error::Format { doing: Doing::Journal, .. } => "its journal is damaged".to_owned(),
+        Error::Format { doing: ErrorContext::Priorities, .. } => {
+            "its bucket generations are damaged".to_owned()
+        }
+        Error::Format { doing: ErrorContext::Uuids, .. } => "its table of volumes is damaged".to_owned(),
+        Error::Format { doing: ErrorContext::Journal, .. } => "its journal is damaged".to_owned(),
         error => error.to_string(),
     }
 }
 
 /// Why a job on a volume has failed.
-pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
+pub fn of_job(verb: JobKind, name: &str, error: &Error) -> Failure {
     let what = match verb {
-        Verb::Flush => format!("not all dirty data of {name} could be written back"),
-        Verb::Detach => format!("{name} could not be detached"),
-        Verb::Attach => format!("{name} could not be attached"),
-        Verb::Remove => format!("{name} could not be removed"),
-        Verb::Stop => format!("{name} could not be stopped"),
-        Verb::Add => format!("{name} could not be added"),
-        Verb::Forget => format!("{name} could not be forgotten"),
-        Verb::Grow | Verb::Shrink => format!("the size of {name} could not be changed"),
-        Verb::Release => format!("{name} could not be released"),
-        Verb::Import => format!("{name} could not be imported"),
-        Verb::Replace => format!("{name} could not be detached from its cache"),
+        JobKind::Flush => format!("not all dirty data of {name} could be written back"),
+        JobKind::Detach => format!("{name} could not be detached"),
+        JobKind::Attach => format!("{name} could not be attached"),
+        JobKind::Remove => format!("{name} could not be removed"),
+        JobKind::Stop => format!("{name} could not be stopped"),
+        JobKind::Add => format!("{name} could not be added"),
+        JobKind::Forget => format!("{name} could not be forgotten"),
+        JobKind::Grow | JobKind::Shrink => format!("the size of {name} could not be changed"),
+        JobKind::Release => format!("{name} could not be released"),
+        JobKind::Import => format!("{name} could not be imported"),
+        JobKind::Replace => format!("{name} could not be detached from its cache"),
     };
     match error {
         Error::NoRoom { sectors_max, .. } => {
@@ -208,7 +210,7 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
                 .why(format!("the index of its cache is still being read ({percent}%)"))
                 .next("try again in a moment");
         }
-        Error::OpenedAnew => {
+        Error::Reopened => {
             return Failure::new(Kind::Io, what)
                 .why(error.to_string())
                 .next("repeat the command: it starts from the beginning");
@@ -218,20 +220,25 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
     // Only an error of the backing device leaves the cache as it is.
     let is_of_cache = !matches!(
         error,
-        Error::Io { doing: Doing::Backing | Doing::BackingFlush, .. } | Error::LostWrites | Error::Cancelled
+        Error::Io { doing: ErrorContext::Backing | ErrorContext::BackingFlush, .. }
+            | Error::LostWrites
+            | Error::Cancelled
     );
     let next = match verb {
         _ if is_of_cache => "`bcached status` shows its state",
-        Verb::Flush => "its dirty data stays in the cache, and is safe there",
-        Verb::Detach => "it is still attached, and its dirty data is safe in the cache",
-        Verb::Attach => "it is still served without a cache",
-        Verb::Grow | Verb::Shrink => "its size is unchanged, and its dirty data is safe in the cache",
-        Verb::Replace => {
+        JobKind::Flush => "its dirty data stays in the cache, and is safe there",
+        JobKind::Detach => "it is still attached, and its dirty data is safe in the cache",
+        JobKind::Attach => "it is still served without a cache",
+        JobKind::Grow | JobKind::Shrink => "its size is unchanged, and its dirty data is safe in the cache",
+        JobKind::Replace => {
             "it is still attached, and its dirty data is safe in the cache; repeat the command to continue"
         }
-        Verb::Remove | Verb::Stop | Verb::Add | Verb::Forget | Verb::Release | Verb::Import => {
-            "`bcached status` shows its state"
-        }
+        JobKind::Remove
+        | JobKind::Stop
+        | JobKind::Add
+        | JobKind::Forget
+        | JobKind::Release
+        | JobKind::Import => "`bcached status` shows its state",
     };
     let kind = if *error == Error::Cancelled { Kind::Cancelled } else { Kind::Io };
     Failure::new(kind, what).why(error.to_string()).next(next)
@@ -341,7 +348,7 @@ pub fn of_attach(name: &str, error: &Error) -> Failure {
 pub fn of_return(name: &str, path: &Path, error: &Error) -> Failure {
     let failure = not_taken_up(name, path);
     match error {
-        Error::NotAsItWas(_) => Failure { kind: Kind::WrongSet, ..failure }
+        Error::DeviceMismatch(_) => Failure { kind: Kind::WrongSet, ..failure }
             .why(error.to_string())
             .next(format!(
                 "check the data on it; `bcached remove {name}` and then `bcached add {name}` serve it as a start would"
@@ -354,7 +361,7 @@ pub fn of_return(name: &str, path: &Path, error: &Error) -> Failure {
 pub fn of_cache_return(name: &str, path: &Path, error: &Error) -> Failure {
     let failure = not_taken_up(name, path);
     match error {
-        Error::NotAsItWas(_) => Failure { kind: Kind::WrongSet, ..failure }.why(error.to_string()).next(
+        Error::DeviceMismatch(_) => Failure { kind: Kind::WrongSet, ..failure }.why(error.to_string()).next(
             "start the daemon again when no other process uses the device: it then takes the device as it is",
         ),
         _ => failure.why(error.to_string()).next("bcached tries again"),
@@ -369,8 +376,8 @@ pub fn not_taken_up(name: &str, path: &Path) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bcached_control::failure::Outlook;
-    use bcached_engine::Doing;
+    use bcached_control::failure::RetryClass;
+    use bcached_engine::ErrorContext;
     use bcached_env::{DiskId, IoError};
     use std::path::PathBuf;
 
@@ -384,22 +391,28 @@ mod tests {
         let budget = of_open(ssd, 100 << 20, &Error::NodeBudget { budget: 64 << 20, needed: 200 << 20 });
         assert!(budget.to_string().contains("600M or more"), "with the table of buckets: {budget}");
         let memory = of_open(ssd, 0, &Error::BucketMemory { buckets: 1 << 24, needed: 400 << 20 });
-        assert_eq!((memory.kind, memory.outlook()), (Kind::Scarce, Outlook::Passes), "{memory}");
+        assert_eq!((memory.kind, memory.retry_class()), (Kind::Scarce, RetryClass::Backoff), "{memory}");
         let gap = of_open(ssd, 0, &Error::JournalGap { from: 3, to: 5 });
         assert_eq!((gap.kind, gap.kind.exit()), (Kind::Damaged, 4), "{gap}");
         let hidden = of_open(ssd, 0, &Error::JournalHidden { sequence: 44, found: 36 });
         assert_eq!((hidden.kind.exit(), hidden.to_string().contains("44")), (4, true), "{hidden}");
         assert!(gap.to_string().starts_with("cannot open the cache set on /dev/ssd: "), "{gap}");
-        for doing in [Doing::Superblock, Doing::Journal, Doing::Priorities, Doing::Node, Doing::Uuids] {
+        for doing in [
+            ErrorContext::Superblock,
+            ErrorContext::Journal,
+            ErrorContext::Priorities,
+            ErrorContext::Node,
+            ErrorContext::Uuids,
+        ] {
             let source = IoError { kind: IoErrorKind::Io, disk: DiskId(0), sector: 8 };
             let fails = of_open(ssd, 0, &Error::Io { doing, source });
             assert_eq!((fails.kind, fails.kind.exit()), (Kind::DeviceFails, 4), "{fails}");
         }
         let source = IoError { kind: IoErrorKind::Io, disk: DiskId(0), sector: 0 };
-        let flush = of_open(ssd, 0, &Error::Io { doing: Doing::CacheFlush, source });
+        let flush = of_open(ssd, 0, &Error::Io { doing: ErrorContext::CacheFlush, source });
         assert_eq!(flush.kind, Kind::Damaged, "it is not tried again: {flush}");
         let source = IoError { kind: IoErrorKind::NoSpace, disk: DiskId(0), sector: 8 };
-        let full = Error::Failed(Box::new(Error::Io { doing: Doing::Journal, source }));
+        let full = Error::Failed(Box::new(Error::Io { doing: ErrorContext::Journal, source }));
         assert!(of_attach("tank", &full).to_string().contains("free space on the file systems below"));
         assert!(!is_full(&Error::NoSpace), "buckets are another matter");
     }
@@ -419,26 +432,26 @@ mod tests {
                 "{said}"
             );
         }
-        let journal = told(failed(io(Doing::Journal, IoErrorKind::Io)));
+        let journal = told(failed(io(ErrorContext::Journal, IoErrorKind::Io)));
         assert!(
             journal.contains("when its device works again, the next start recovers the set as after a crash"),
             "{journal}"
         );
-        let full = told(failed(io(Doing::Journal, IoErrorKind::NoSpace)));
+        let full = told(failed(io(ErrorContext::Journal, IoErrorKind::NoSpace)));
         assert!(
             full.contains("free space on the file system") && full.contains("recovers the set"),
             "{full}"
         );
-        let flush = told(failed(io(Doing::CacheFlush, IoErrorKind::Io)));
+        let flush = told(failed(io(ErrorContext::CacheFlush, IoErrorKind::Io)));
         assert!(flush.contains("without writes that were acknowledged and not flushed"), "{flush}");
-        let gone = told(failed(io(Doing::Journal, IoErrorKind::Gone)));
+        let gone = told(failed(io(ErrorContext::Journal, IoErrorKind::Gone)));
         assert!(
             gone.contains("when its device is back, the next start recovers the set: as after a power cut"),
             "{gone}"
         );
-        let cut = told(failed(io(Doing::Journal, IoErrorKind::Shrunk { expected: 9, found: 8 })));
+        let cut = told(failed(io(ErrorContext::Journal, IoErrorKind::Shrunk { expected: 9, found: 8 })));
         assert!(cut.contains("restore the device's former size") && !cut.contains("recovers"), "{cut}");
-        for backing in [Error::LostWrites, io(Doing::BackingFlush, IoErrorKind::Io)] {
+        for backing in [Error::LostWrites, io(ErrorContext::BackingFlush, IoErrorKind::Io)] {
             let said = told(backing);
             assert!(said.contains("acknowledged writes may be lost") && !said.contains("recovers"), "{said}");
         }

@@ -4,8 +4,8 @@
 //! nothing: it misses the oldest events and is told how many. The events are those of the daemon's
 //! log after its filter; the level of detail is chosen there.
 
-use crate::control_server::AskEvents;
-use crate::log::Line;
+use crate::control_server::EventsHandler;
+use crate::log::LogLine;
 use bcached_control::events::{Event, Events};
 use jiff::Timestamp;
 use std::collections::{BTreeMap, VecDeque};
@@ -29,24 +29,24 @@ const WAITING_MAX: usize = 16;
 
 /// The events and the last sequence number.
 #[derive(Default)]
-struct Ring {
+struct EventRing {
     /// The sequence number of the last event; 0 if there was none.
     last: u64,
     events: VecDeque<Event>,
 }
 
 /// The ring of this process.
-struct Known {
+struct EventStore {
     daemon: String,
-    ring: Mutex<Ring>,
+    ring: Mutex<EventRing>,
     /// Notified at each new event.
     rung: Condvar,
     waiting: AtomicUsize,
 }
 
-fn known() -> &'static Known {
-    static KNOWN: OnceLock<Known> = OnceLock::new();
-    KNOWN.get_or_init(|| Known {
+fn known() -> &'static EventStore {
+    static KNOWN: OnceLock<EventStore> = OnceLock::new();
+    KNOWN.get_or_init(|| EventStore {
         daemon: format!("{}-{}", std::process::id(), Timestamp::now().as_millisecond()),
         ring: Mutex::default(),
         rung: Condvar::new(),
@@ -54,14 +54,14 @@ fn known() -> &'static Known {
     })
 }
 
-impl Known {
-    fn ring(&self) -> MutexGuard<'_, Ring> {
+impl EventStore {
+    fn ring(&self) -> MutexGuard<'_, EventRing> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the ring once it has an event after `seen`, or after [`WAIT`]; at once if too many
     /// requests wait already.
-    fn more_than(&self, seen: u64) -> MutexGuard<'_, Ring> {
+    fn more_than(&self, seen: u64) -> MutexGuard<'_, EventRing> {
         let deadline = Instant::now() + WAIT;
         let is_one_of_few = self.waiting.fetch_add(1, Ordering::Relaxed) < WAITING_MAX;
         let mut ring = self.ring();
@@ -77,7 +77,7 @@ impl Known {
     }
 }
 
-impl Ring {
+impl EventRing {
     fn add(&mut self, event: Event) {
         self.last += 1;
         if self.events.len() == EVENTS_MAX {
@@ -96,7 +96,7 @@ impl Ring {
 
 /// Returns the function that the control thread calls: it returns the events after a sequence
 /// number, if asked to once there are any, or after [`WAIT`].
-pub fn ask() -> AskEvents {
+pub fn ask() -> EventsHandler {
     Box::new(|seen, waits| {
         let known = known();
         let ring = if waits { known.more_than(seen) } else { known.ring() };
@@ -106,11 +106,11 @@ pub fn ask() -> AskEvents {
 }
 
 /// Puts the log's events into the ring.
-pub struct Keeper;
+pub struct EventLayer;
 
-impl<S: Subscriber> Layer<S> for Keeper {
+impl<S: Subscriber> Layer<S> for EventLayer {
     fn on_event(&self, event: &tracing::Event<'_>, _context: Context<'_, S>) {
-        let mut line = Line::default();
+        let mut line = LogLine::default();
         event.record(&mut line);
         let level = match *event.metadata().level() {
             Level::ERROR => "error",
@@ -176,7 +176,7 @@ mod tests {
     /// A reader that is too slow is told exactly how many events it has missed.
     #[test]
     fn what_is_lost_is_counted() {
-        let mut ring = Ring::default();
+        let mut ring = EventRing::default();
         assert_eq!(ring.after(0), (Vec::new(), 0));
         for number in 0..EVENTS_MAX as u64 + 10 {
             ring.add(event(&number.to_string()));

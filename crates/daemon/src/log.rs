@@ -3,7 +3,7 @@
 
 mod queue;
 
-use crate::events::{self, Keeper};
+use crate::events::{self, EventLayer};
 use queue::Queue;
 use rustix::stdio::stderr;
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -48,9 +48,9 @@ struct Log {
 }
 
 /// Receives one whole line at a time, as the formatter writes it.
-struct Lane(&'static Log);
+struct LogWriter(&'static Log);
 
-impl io::Write for Lane {
+impl io::Write for LogWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.0.say(line);
         Ok(line.len())
@@ -152,10 +152,10 @@ pub fn init() {
         Ok(filter) => (filter, None),
         Err(part) => (EnvFilter::new(DEFAULT), Some(part)),
     };
-    let lines = Lines { priorities: log.priorities };
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || Lane(log));
+    let lines = LineFormatter { priorities: log.priorities };
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || LogWriter(log));
     let builder = builder.log_internal_errors(false);
-    let _already = builder.event_format(lines).finish().with(Keeper).try_init();
+    let _already = builder.event_format(lines).finish().with(EventLayer).try_init();
     if let Some(part) = misunderstood {
         tracing::warn!(
             event = "log-filter-refused",
@@ -191,11 +191,11 @@ fn prefix(priorities: bool, level: Level) -> String {
     if priorities { format!("<{priority}>") } else { format!("bcached: {word}") }
 }
 
-struct Lines {
+struct LineFormatter {
     priorities: bool,
 }
 
-impl<S, N> FormatEvent<S, N> for Lines
+impl<S, N> FormatEvent<S, N> for LineFormatter
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -207,7 +207,7 @@ where
         event: &Event<'_>,
     ) -> fmt::Result {
         writer.write_str(&prefix(self.priorities, *event.metadata().level()))?;
-        let mut line = Line::default();
+        let mut line = LogLine::default();
         event.record(&mut line);
         // Text from a device or client must not forge lines.
         writer.write_str(&line.message.replace(['\n', '\r'], " "))?;
@@ -221,14 +221,14 @@ where
 
 /// The message and the other fields with their names; among them `event`, the stable id.
 #[derive(Default)]
-pub struct Line {
+pub struct LogLine {
     /// The sentence.
     pub message: String,
     /// In the order in which they were recorded.
     pub fields: Vec<(&'static str, String)>,
 }
 
-impl Visit for Line {
+impl Visit for LogLine {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         if field.name() == "message" {
             self.message = format!("{value:?}");

@@ -4,20 +4,20 @@
 //! may be several, `control` and `monitor`.
 
 use bcached_control::failure::{Failure, Kind};
-use bcached_port::socket::{At, Passed};
+use bcached_port::socket::{ListenAddress, PassedSocket};
 use bcached_uring::inherited_fds::descriptors;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 
 /// The sockets that were passed.
 #[derive(Debug, Default)]
-pub struct Sockets {
+pub struct PassedSockets {
     /// Where NBD is served; if there are any, it is served nowhere else.
-    pub nbd: Vec<Arc<Passed>>,
+    pub nbd: Vec<Arc<PassedSocket>>,
     /// The control socket.
-    pub control: Option<Passed>,
+    pub control: Option<PassedSocket>,
     /// The read-only socket.
-    pub monitor: Option<Passed>,
+    pub monitor: Option<PassedSocket>,
 }
 
 const USES: &str = "name it `nbd`, `control` or `monitor` (FileDescriptorName= of its unit)";
@@ -26,17 +26,17 @@ const USES: &str = "name it `nbd`, `control` or `monitor` (FileDescriptorName= o
 ///
 /// # Errors
 /// A socket does not fit its name.
-pub fn take() -> Result<Sockets, Failure> {
+pub fn take() -> Result<PassedSockets, Failure> {
     let named = descriptors().map_err(|error| {
         Failure::new(Kind::Usage, "cannot use the sockets that were passed")
             .why(format!("LISTEN_FDS and LISTEN_FDNAMES are invalid: {error}"))
     })?;
-    let mut sockets = Sockets::default();
+    let mut sockets = PassedSockets::default();
     named.into_iter().try_for_each(|(name, fd)| sockets.add(&name, fd))?;
     Ok(sockets)
 }
 
-impl Sockets {
+impl PassedSockets {
     fn add(&mut self, name: &str, fd: OwnedFd) -> Result<(), Failure> {
         let number = fd.as_raw_fd();
         let cannot = |why: &str| {
@@ -46,13 +46,13 @@ impl Sockets {
         if !matches!(name, "nbd" | "control" | "monitor") {
             return Err(cannot("its purpose is unknown").next(USES));
         }
-        let passed = Passed::new(fd).map_err(|why| cannot(&why.to_string()))?;
+        let passed = PassedSocket::new(fd).map_err(|why| cannot(&why.to_string()))?;
         let place = match name {
             "nbd" => {
                 self.nbd.push(Arc::new(passed));
                 return Ok(());
             }
-            _ if matches!(passed.at(), At::Tcp(_)) => {
+            _ if matches!(passed.at(), ListenAddress::Tcp(_)) => {
                 return Err(cannot("commands are accepted on unix sockets only"));
             }
             "control" => &mut self.control,

@@ -21,12 +21,12 @@ use std::path::{Path, PathBuf};
 pub const VARIABLE: &str = "BCACHED_UDEV_RULES";
 
 /// UUIDs of devices.
-pub type Devices = BTreeSet<[u8; 16]>;
+pub type DeviceUuids = BTreeSet<[u8; 16]>;
 
 /// The list, and what it was last made from.
 pub struct OwnedList {
     path: PathBuf,
-    last: Option<(Devices, bool)>,
+    last: Option<(DeviceUuids, bool)>,
 }
 
 impl OwnedList {
@@ -55,20 +55,20 @@ impl OwnedList {
     }
 
     /// Writes the list with the devices `known`, and with no others if `is_complete`.
-    pub fn update(&mut self, known: Devices, is_complete: bool) {
+    pub fn update(&mut self, known: DeviceUuids, is_complete: bool) {
         let now = (known, is_complete);
         if self.last.as_ref() == Some(&now) {
             return;
         }
         let path = self.path.display();
         match replace(&self.path, &now.0, is_complete) {
-            Ok(Replaced::Same) => {}
-            Ok(Replaced::By(devices)) => tracing::info!(
+            Ok(ListUpdate::Unchanged) => {}
+            Ok(ListUpdate::Written(devices)) => tracing::info!(
                 event = "owned-list-written",
                 "{path} now keeps the kernel's bcache away from {devices} device{}; an initramfs has its own copy",
                 if devices == 1 { "" } else { "s" }
             ),
-            Ok(Replaced::NotOurs) => tracing::warn!(
+            Ok(ListUpdate::NotOurs) => tracing::warn!(
                 event = "owned-list-not-ours",
                 "{path} was not made by bcached and lacks a configured device; add a line for it, or remove the file"
             ),
@@ -82,13 +82,13 @@ impl OwnedList {
 }
 
 #[derive(PartialEq, Eq, Debug)]
-enum Replaced {
-    Same,
-    By(usize),
+enum ListUpdate {
+    Unchanged,
+    Written(usize),
     NotOurs,
 }
 
-fn replace(path: &Path, known: &Devices, is_complete: bool) -> io::Result<Replaced> {
+fn replace(path: &Path, known: &DeviceUuids, is_complete: bool) -> io::Result<ListUpdate> {
     let old = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
@@ -97,22 +97,22 @@ fn replace(path: &Path, known: &Devices, is_complete: bool) -> io::Result<Replac
     let listed = devices_of(&old);
     let header = owned_rules(&[]);
     if !old.is_empty() && !old.starts_with(&header) {
-        return Ok(if known.is_subset(&listed) { Replaced::Same } else { Replaced::NotOurs });
+        return Ok(if known.is_subset(&listed) { ListUpdate::Unchanged } else { ListUpdate::NotOurs });
     }
     let mut wanted = known.clone();
     if !is_complete {
         wanted.extend(&listed);
     }
     if wanted == listed {
-        return Ok(Replaced::Same);
+        return Ok(ListUpdate::Unchanged);
     }
     let text = owned_rules(&wanted.iter().copied().collect::<Vec<_>>());
     // udev, too, sees either the old file or the new one.
     atomic_file::write(path, &text)?;
-    Ok(Replaced::By(wanted.len()))
+    Ok(ListUpdate::Written(wanted.len()))
 }
 
-fn devices_of(text: &str) -> Devices {
+fn devices_of(text: &str) -> DeviceUuids {
     let uuid = |line: &str| {
         let (_, rest) = line.split_once("ENV{ID_FS_UUID}==\"")?;
         bcached_format::Uuid::from_text(rest.split_once('"')?.0)
@@ -125,7 +125,7 @@ fn devices_of(text: &str) -> Devices {
 mod tests {
     use super::*;
 
-    fn devices(digits: &[u8]) -> Devices {
+    fn devices(digits: &[u8]) -> DeviceUuids {
         digits.iter().map(|digit| [*digit; 16]).collect()
     }
 
@@ -133,12 +133,12 @@ mod tests {
     fn a_device_keeps_its_line_until_all_are_known() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("67-bcached-owned.rules");
-        assert_eq!(replace(&path, &devices(&[]), false).unwrap(), Replaced::Same);
+        assert_eq!(replace(&path, &devices(&[]), false).unwrap(), ListUpdate::Unchanged);
         assert!(!path.exists(), "nothing to say");
-        assert_eq!(replace(&path, &devices(&[1, 2]), true).unwrap(), Replaced::By(2));
-        assert_eq!(replace(&path, &devices(&[3]), false).unwrap(), Replaced::By(3));
-        assert_eq!(replace(&path, &devices(&[1]), false).unwrap(), Replaced::Same);
-        assert_eq!(replace(&path, &devices(&[1, 3]), true).unwrap(), Replaced::By(2));
+        assert_eq!(replace(&path, &devices(&[1, 2]), true).unwrap(), ListUpdate::Written(2));
+        assert_eq!(replace(&path, &devices(&[3]), false).unwrap(), ListUpdate::Written(3));
+        assert_eq!(replace(&path, &devices(&[1]), false).unwrap(), ListUpdate::Unchanged);
+        assert_eq!(replace(&path, &devices(&[1, 3]), true).unwrap(), ListUpdate::Written(2));
         assert_eq!(fs::read_to_string(&path).unwrap(), owned_rules(&[[1; 16], [3; 16]]));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing unfinished is left");
     }
@@ -149,8 +149,8 @@ mod tests {
         let path = folder.path().join("67-bcached-owned.rules");
         let own = owned_rules(&[[1; 16]]).replace("# Made", "# Not made");
         fs::write(&path, &own).unwrap();
-        assert_eq!(replace(&path, &devices(&[1]), true).unwrap(), Replaced::Same);
-        assert_eq!(replace(&path, &devices(&[1, 2]), true).unwrap(), Replaced::NotOurs);
+        assert_eq!(replace(&path, &devices(&[1]), true).unwrap(), ListUpdate::Unchanged);
+        assert_eq!(replace(&path, &devices(&[1, 2]), true).unwrap(), ListUpdate::NotOurs);
         assert_eq!(fs::read_to_string(&path).unwrap(), own);
     }
 }

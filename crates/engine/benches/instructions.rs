@@ -8,9 +8,9 @@
 mod alone;
 
 use alone::callgrind;
-use alone::devices::{Asked, World};
+use alone::devices::{OpCounts, World};
 use alone::stage::{Kind, Stage, shuffled};
-use bcached_engine::Path;
+use bcached_engine::RequestPath;
 use bcached_env::rng::Rng;
 use std::ffi::CString;
 
@@ -73,7 +73,7 @@ impl Bench {
 
     /// Runs a counted phase. At least 99 % of its requests must take the path `way`: a request that
     /// finds the cache momentarily full takes another one.
-    fn count(&mut self, name: &str, kind: Kind, blocks: Vec<u32>, way: Path) {
+    fn count(&mut self, name: &str, kind: Kind, blocks: Vec<u32>, way: RequestPath) {
         let (count, before) = (blocks.len() as u64, (self.stage.asked(), self.went(way)));
         let label = CString::new(name).expect("a word");
         callgrind::counted(&label, || self.stage.run(kind, blocks, self.depth));
@@ -82,14 +82,14 @@ impl Bench {
         println!("phase {name} depth {} requests {count} {}", self.depth, each(before.0, asked, count));
     }
 
-    fn went(&self, way: Path) -> u64 {
+    fn went(&self, way: RequestPath) -> u64 {
         self.stage.status().latencies[0].of(way).requests()
     }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
-fn each(before: Asked, after: Asked, count: u64) -> String {
-    let of = |figure: fn(&Asked) -> u64| (figure(&after) - figure(&before)) as f64 / count as f64;
+fn each(before: OpCounts, after: OpCounts, count: u64) -> String {
+    let of = |figure: fn(&OpCounts) -> u64| (figure(&after) - figure(&before)) as f64 / count as f64;
     format!(
         "cache_reads {:.3} cache_writes {:.3} backing_reads {:.3} backing_writes {:.3} flushes {:.4} metadata_bytes {:.1} \
          waits {:.3} times {:.2}",
@@ -109,22 +109,22 @@ fn hits(bench: &mut Bench) {
     let warm = bench.fresh(20_000);
     bench.stage.run(Kind::Read, warm, bench.depth);
     let blocks = bench.fresh(100_000);
-    bench.count("miss_free", Kind::Read, blocks, Path::ReadMiss);
+    bench.count("miss_free", Kind::Read, blocks, RequestPath::ReadMiss);
     // A fill is best effort, so some blocks may not be cached yet.
     let warm = bench.blocks[..bench.used].to_vec();
     bench.stage.run(Kind::Read, warm, 1);
     let blocks = bench.any(0..120_000, 50_000);
-    bench.count("read_hit_clean", Kind::Read, blocks, Path::ReadHit);
+    bench.count("read_hit_clean", Kind::Read, blocks, RequestPath::ReadHit);
     let warm = bench.blocks[..10_000].to_vec();
     bench.stage.run(Kind::Write, warm, bench.depth);
     let blocks = bench.blocks[10_000..60_000].to_vec();
-    bench.count("write_clean_to_dirty", Kind::Write, blocks, Path::WriteBack);
+    bench.count("write_clean_to_dirty", Kind::Write, blocks, RequestPath::WriteBack);
     let blocks = bench.any(0..60_000, 50_000);
-    bench.count("read_hit_dirty", Kind::Read, blocks, Path::ReadHit);
+    bench.count("read_hit_dirty", Kind::Read, blocks, RequestPath::ReadHit);
     let warm = bench.any(0..60_000, 20_000);
     bench.stage.run(Kind::Write, warm, bench.depth);
     let blocks = bench.any(0..60_000, 200_000);
-    bench.count("write_hit_dirty", Kind::Write, blocks, Path::WriteBack);
+    bench.count("write_hit_dirty", Kind::Write, blocks, RequestPath::WriteBack);
 }
 
 /// Writes of new blocks into free space.
@@ -132,7 +132,7 @@ fn inserts(bench: &mut Bench) {
     let warm = bench.fresh(20_000);
     bench.stage.run(Kind::Write, warm, bench.depth);
     let blocks = bench.fresh(120_000);
-    bench.count("write_insert_free", Kind::Write, blocks, Path::WriteBack);
+    bench.count("write_insert_free", Kind::Write, blocks, RequestPath::WriteBack);
 }
 
 /// Fills the cache with clean data, then runs requests that evict it.
@@ -140,14 +140,14 @@ fn evictions(bench: &mut Bench) {
     let warm = bench.fresh(FULL);
     bench.stage.run(Kind::Read, warm, bench.depth);
     let blocks = bench.fresh(100_000);
-    bench.count("miss_evict", Kind::Read, blocks, Path::ReadMiss);
+    bench.count("miss_evict", Kind::Read, blocks, RequestPath::ReadMiss);
     let warm = bench.fresh(10_000);
     bench.stage.run(Kind::Write, warm, bench.depth);
     let blocks = bench.fresh(100_000);
-    bench.count("write_insert_evict", Kind::Write, blocks, Path::WriteBack);
+    bench.count("write_insert_evict", Kind::Write, blocks, RequestPath::WriteBack);
 }
 
 /// Counts a phase without requests: the cost of counting itself.
 fn idle(bench: &mut Bench) {
-    bench.count("nothing", Kind::Read, Vec::new(), Path::ReadHit);
+    bench.count("nothing", Kind::Read, Vec::new(), RequestPath::ReadHit);
 }

@@ -4,9 +4,9 @@ use crate::error::Error;
 
 /// The number of consecutive failed tries, and the error of the last one.
 #[derive(Default)]
-pub struct Tries(Option<(u32, Error)>);
+pub struct Backoff(Option<(u32, Error)>);
 
-impl Tries {
+impl Backoff {
     /// The last try succeeded.
     pub const NONE: Self = Self(None);
 

@@ -1,13 +1,13 @@
 //! Writes to the cache device, counted by cause where they are submitted. All writes go through
 //! here, so the sum equals what the device itself counts, failed writes included.
 
-use crate::error::Doing;
+use crate::error::ErrorContext;
 use crate::set::CacheSet;
 use bcached_env::{Buffer, IoError, Payload};
 
 /// Why something is written to the cache device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Cause {
+pub enum WriteCause {
     /// Data written by clients: dirty data, and clean copies of written data.
     Data,
     /// Data read from a backing device, cached for later reads.
@@ -28,7 +28,7 @@ pub enum Cause {
     Superblock,
 }
 
-impl Cause {
+impl WriteCause {
     /// All causes: data first, then metadata.
     pub const ALL: [Self; 9] = [
         Self::Data,
@@ -60,14 +60,14 @@ impl Cause {
 
     /// What the set is doing when it writes for this cause.
     #[must_use]
-    pub(crate) const fn doing(self) -> Doing {
+    pub(crate) const fn doing(self) -> ErrorContext {
         match self {
-            Self::Data | Self::Fill | Self::Moved | Self::Summaries => Doing::Data,
-            Self::Btree => Doing::Node,
-            Self::Journal => Doing::Journal,
-            Self::Priorities => Doing::Priorities,
-            Self::Uuids => Doing::Uuids,
-            Self::Superblock => Doing::Superblock,
+            Self::Data | Self::Fill | Self::Moved | Self::Summaries => ErrorContext::Data,
+            Self::Btree => ErrorContext::Node,
+            Self::Journal => ErrorContext::Journal,
+            Self::Priorities => ErrorContext::Priorities,
+            Self::Uuids => ErrorContext::Uuids,
+            Self::Superblock => ErrorContext::Superblock,
         }
     }
 
@@ -80,14 +80,14 @@ impl Cause {
 
 /// Bytes submitted to be written to the cache device since the set was opened, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Written {
-    by_cause: [u64; Cause::ALL.len()],
+pub struct BytesWritten {
+    by_cause: [u64; WriteCause::ALL.len()],
 }
 
-impl Written {
+impl BytesWritten {
     /// Bytes for one cause.
     #[must_use]
-    pub const fn of(&self, cause: Cause) -> u64 {
+    pub const fn of(&self, cause: WriteCause) -> u64 {
         self.by_cause[cause as usize]
     }
 
@@ -100,7 +100,7 @@ impl Written {
     /// The other bytes (`metadata_written`, and the superblock).
     #[must_use]
     pub fn metadata(&self) -> u64 {
-        Cause::ALL.into_iter().filter(|cause| !cause.is_data()).map(|cause| self.of(cause)).sum()
+        WriteCause::ALL.into_iter().filter(|cause| !cause.is_data()).map(|cause| self.of(cause)).sum()
     }
 
     /// All bytes.
@@ -109,7 +109,7 @@ impl Written {
         self.by_cause.iter().sum()
     }
 
-    pub(crate) const fn add(&mut self, cause: Cause, bytes: usize) {
+    pub(crate) const fn add(&mut self, cause: WriteCause, bytes: usize) {
         self.by_cause[cause as usize] += bytes as u64;
     }
 }
@@ -117,14 +117,14 @@ impl Written {
 impl CacheSet {
     /// Bytes written to the cache device so far, by cause.
     #[must_use]
-    pub fn written(&self) -> Written {
+    pub fn written(&self) -> BytesWritten {
         self.with(|s| s.stats.written)
     }
 
     /// Writes to the cache device. The write is not durable yet when it returns.
     pub(crate) async fn write_cache(
         &self,
-        cause: Cause,
+        cause: WriteCause,
         sector: u64,
         payload: Payload,
     ) -> Result<(), IoError> {
@@ -139,7 +139,7 @@ impl CacheSet {
     /// Like [`CacheSet::write_cache`], but durable when it returns.
     pub(crate) async fn write_cache_fua(
         &self,
-        cause: Cause,
+        cause: WriteCause,
         sector: u64,
         payload: Payload,
     ) -> Result<(), IoError> {
@@ -158,7 +158,7 @@ impl CacheSet {
     }
 
     /// Counts bytes that are about to be written to the cache device.
-    pub(crate) fn count_written(&self, cause: Cause, bytes: usize) {
+    pub(crate) fn count_written(&self, cause: WriteCause, bytes: usize) {
         self.with(|s| s.stats.written.add(cause, bytes));
     }
 }

@@ -78,11 +78,11 @@ const EXTENT_BYTES: usize = 16;
 
 /// The cost of a transition so far.
 #[derive(Default)]
-pub struct Work {
+pub struct CpuCost {
     nanoseconds: u64,
 }
 
-impl Work {
+impl CpuCost {
     /// Returns the cost so far, in nanoseconds, and resets it.
     pub const fn take(&mut self) -> u64 {
         core::mem::replace(&mut self.nanoseconds, 0)

@@ -1,7 +1,7 @@
 //! Errors: the kinds that callers act on, and the context that people need to understand them.
 
 use alloc::boxed::Box;
-use bcached_env::{IoError, OutOfReach};
+use bcached_env::{BufferUnavailable, IoError};
 use bcached_format::Inode;
 use bcached_node::NodeError;
 use thiserror::Error;
@@ -9,7 +9,7 @@ use thiserror::Error;
 /// What the engine was doing when something failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Doing {
+pub enum ErrorContext {
     /// Reading or writing cached data.
     Data,
     /// Writing a journal entry.
@@ -32,7 +32,7 @@ pub enum Doing {
     Backing,
 }
 
-impl core::fmt::Display for Doing {
+impl core::fmt::Display for ErrorContext {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(match self {
             Self::Data => "cached data",
@@ -57,7 +57,7 @@ pub enum Error {
     #[error("{doing}: {source}")]
     Io {
         /// What was being done.
-        doing: Doing,
+        doing: ErrorContext,
         /// The device's error.
         source: IoError,
     },
@@ -84,7 +84,7 @@ pub enum Error {
     HasBacking,
     /// The set knows nothing of the operation that was begun: it has been reopened since.
     #[error("the cache set was reopened during the operation, and nothing was done")]
-    OpenedAnew,
+    Reopened,
     /// The volume is already served without the cache.
     #[error("the volume is not attached")]
     NotAttached,
@@ -131,7 +131,7 @@ pub enum Error {
     },
     /// The volume is already being attached, detached or resized.
     #[error("the volume is already being attached, detached or resized")]
-    OnItsWay,
+    VolumeBusy,
     /// The set is being stopped.
     #[error("the cache set is being stopped")]
     Stopping,
@@ -140,7 +140,7 @@ pub enum Error {
     Cancelled,
     /// The data of a request lies in memory of another process, which has taken it back.
     #[error("{0}")]
-    OutOfReach(OutOfReach),
+    BufferUnavailable(BufferUnavailable),
     /// The journal was left so full that its replay has no room for the entries that it must write.
     #[error(
         "the journal is too full to be replayed: it has no room for the entries that the replay must \
@@ -270,7 +270,7 @@ pub enum Error {
     },
     /// A device that is to replace the one under a volume does not match it.
     #[error("the device is not accepted: {0}")]
-    NotAsItWas(&'static str),
+    DeviceMismatch(&'static str),
     /// The table of volumes has no free slot.
     #[error("no room for another volume: all {0} slots of the volume table are in use")]
     NoSlot(usize),
@@ -281,7 +281,7 @@ pub enum Error {
     #[error("{doing}: {source}")]
     Format {
         /// Which structure.
-        doing: Doing,
+        doing: ErrorContext,
         /// What is wrong with it.
         source: bcached_format::FormatError,
     },
@@ -329,7 +329,7 @@ impl Error {
     }
 
     /// Returns a function for `map_err` that adds what was being done to an I/O error.
-    pub fn io(doing: Doing) -> impl FnOnce(IoError) -> Self {
+    pub fn io(doing: ErrorContext) -> impl FnOnce(IoError) -> Self {
         move |source| Self::Io { doing, source }
     }
 }

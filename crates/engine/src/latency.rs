@@ -10,7 +10,7 @@ use core::time::Duration;
 
 /// The path that a request took.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Path {
+pub enum RequestPath {
     /// A read fully served from the cache.
     ReadHit,
     /// A read not fully served from the cache.
@@ -38,7 +38,7 @@ pub enum Path {
     WriteZeroes,
 }
 
-impl Path {
+impl RequestPath {
     /// All paths.
     pub const ALL: [Self; 12] = [
         Self::ReadHit,
@@ -173,7 +173,7 @@ impl Histogram {
 /// Latencies of a volume's requests since it has been served, failed requests excluded.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Latencies {
-    by_path: Box<[Histogram; Path::ALL.len()]>,
+    by_path: Box<[Histogram; RequestPath::ALL.len()]>,
 }
 
 impl Default for Latencies {
@@ -185,11 +185,11 @@ impl Default for Latencies {
 impl Latencies {
     /// The histogram of the requests that took this path.
     #[must_use]
-    pub const fn of(&self, path: Path) -> &Histogram {
+    pub const fn of(&self, path: RequestPath) -> &Histogram {
         &self.by_path[path as usize]
     }
 
-    pub(crate) fn add(&mut self, path: Path, latency: Duration) {
+    pub(crate) fn add(&mut self, path: RequestPath, latency: Duration) {
         self.by_path[path as usize].add(latency);
     }
 }

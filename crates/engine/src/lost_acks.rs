@@ -15,7 +15,7 @@ use bcached_format::{Inode, Label, Uuid};
 /// The writes of a volume that were given up: an upper bound. Where data had been moved, the former
 /// copy is valid again.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct GivenUp {
+pub struct LostAcks {
     /// UUID of the volume.
     pub uuid: Uuid,
     /// The label it had when it was first attached.
@@ -32,16 +32,16 @@ pub struct GivenUp {
 
 /// All writes that were given up.
 #[derive(Default)]
-pub struct Losses {
+pub struct LossHistory {
     /// Those given up before the set was opened.
-    pub before: Arc<[GivenUp]>,
+    pub before: Arc<[LostAcks]>,
     /// Those given up since then.
-    pub here: Arc<[GivenUp]>,
+    pub here: Arc<[LostAcks]>,
 }
 
 /// Returns the writes that these records describe, by volume. Omits those of deleted volumes, and
 /// those whose data is on a backing device: neither is lost.
-pub fn by_volume(records: &[NoteRecord], uuids: &UuidTable) -> Arc<[GivenUp]> {
+pub fn by_volume(records: &[NoteRecord], uuids: &UuidTable) -> Arc<[LostAcks]> {
     let mut ranges: BTreeMap<Inode, Vec<(u64, u64)>> = BTreeMap::new();
     for key in records.iter().filter_map(key_of_note) {
         let slot = uuids.slot(key.inode).filter(|slot| slot.is_used());
@@ -54,7 +54,7 @@ pub fn by_volume(records: &[NoteRecord], uuids: &UuidTable) -> Arc<[GivenUp]> {
     let of_volume = |(inode, ranges)| {
         let slot = uuids.slot(inode)?;
         let (start, end, sectors, ranges) = count(ranges)?;
-        Some(GivenUp { uuid: slot.uuid, label: slot.label, sectors, ranges, start, end })
+        Some(LostAcks { uuid: slot.uuid, label: slot.label, sectors, ranges, start, end })
     };
     ranges.into_iter().filter_map(of_volume).collect()
 }

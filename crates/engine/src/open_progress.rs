@@ -14,12 +14,12 @@ pub(crate) const WHOLE: u64 = 1 << 62;
 
 /// Progress of an opening; all zeroes before it.
 #[derive(Debug, Default)]
-pub struct Opening {
+pub struct OpenProgress {
     nodes: AtomicU64,
     share: AtomicU64,
 }
 
-impl Opening {
+impl OpenProgress {
     /// Number of B-tree nodes read and verified. Never falls.
     #[must_use]
     pub fn nodes_read(&self) -> u64 {

@@ -1,12 +1,12 @@
 //! Options of a set and its volumes, under the kernel's names where the kernel has them.
 
 use crate::error::Error;
-use crate::open_progress::Opening;
+use crate::open_progress::OpenProgress;
 use crate::phases::Phases;
 use crate::set::CacheSet;
 use crate::volume::VolumeId;
 use alloc::sync::Arc;
-use bcached_format::{CacheMode, Replacement};
+use bcached_format::{CacheMode, ReplacementPolicy};
 use core::time::Duration;
 
 /// Options of a cache set. Those marked *fixed at open* are read once, when the set is opened. All
@@ -71,7 +71,7 @@ pub struct Options {
     /// Whether empty buckets are discarded on the cache device; `None`: as its superblock says.
     pub discard: Option<bool>,
     /// Which clean bucket is evicted first; `None`: as the superblock says.
-    pub replacement: Option<Replacement>,
+    pub replacement: Option<ReplacementPolicy>,
     /// When no request has arrived for 30 s, dirty data is written back as fast as the devices
     /// allow.
     pub idle_max_writeback_rate: bool,
@@ -79,7 +79,7 @@ pub struct Options {
     pub volume: VolumeOptions,
     /// Counters of the progress of an opening. Clones of these options share them: use them for one
     /// opening only. Fixed at open.
-    pub opening: Arc<Opening>,
+    pub opening: Arc<OpenProgress>,
     /// Counters of the phases that the set is in. Clones of these options share them. Fixed at
     /// open.
     pub phases: Arc<Phases>,
@@ -176,9 +176,9 @@ pub struct VolumeOptions {
     /// What happens to requests that need the cache, because of dirty data, while it is not
     /// available. The set only stores this for the program that serves its volumes. Not in the
     /// kernel.
-    pub on_cache_error: OnError,
+    pub on_cache_error: ErrorPolicy,
     /// The same for requests that need the backing device while it is gone. Not in the kernel.
-    pub on_backing_error: OnError,
+    pub on_backing_error: ErrorPolicy,
     /// How long such requests wait at most, in either case. Not in the kernel.
     pub freeze_timeout: Duration,
 }
@@ -186,7 +186,7 @@ pub struct VolumeOptions {
 /// What happens to requests while a device that they need has failed: the cache that has dirty
 /// data, or the backing device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum OnError {
+pub enum ErrorPolicy {
     /// They wait for the device, up to a limit in number and time.
     Freeze,
     /// Changes are refused as on a read-only volume. What can be read still is.
@@ -195,7 +195,7 @@ pub enum OnError {
     Fail,
 }
 
-impl OnError {
+impl ErrorPolicy {
     /// All variants.
     pub const ALL: [Self; 3] = [Self::Freeze, Self::ReadOnly, Self::Fail];
 
@@ -232,8 +232,8 @@ impl Default for VolumeOptions {
             spindown_after: None,
             stripe_size: None,
             partial_stripes_expensive: None,
-            on_cache_error: OnError::Freeze,
-            on_backing_error: OnError::Freeze,
+            on_cache_error: ErrorPolicy::Freeze,
+            on_backing_error: ErrorPolicy::Freeze,
             freeze_timeout: Duration::from_secs(120),
         }
     }

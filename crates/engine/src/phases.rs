@@ -146,19 +146,19 @@ impl Phase {
 }
 
 #[derive(Debug, Default)]
-struct Count {
+struct PhaseCount {
     begun: AtomicU64,
     ended: AtomicU64,
 }
 
 /// Counts of the phases of a set. Atomics that nothing waits on and that impose no ordering, as in
-/// [`crate::Opening`].
+/// [`crate::OpenProgress`].
 #[derive(Debug)]
-pub struct Phases([Count; Phase::ALL.len()]);
+pub struct Phases([PhaseCount; Phase::ALL.len()]);
 
 impl Default for Phases {
     fn default() -> Self {
-        Self(array::from_fn(|_| Count::default()))
+        Self(array::from_fn(|_| PhaseCount::default()))
     }
 }
 
@@ -185,20 +185,20 @@ impl Phases {
     }
 
     /// Begins the phase; it ends when the returned guard is dropped.
-    pub(crate) fn begin(self: &Arc<Self>, phase: Phase) -> Inside {
+    pub(crate) fn begin(self: &Arc<Self>, phase: Phase) -> PhaseGuard {
         self.0[phase as usize].begun.fetch_add(1, Ordering::Relaxed);
-        Inside { phases: Arc::clone(self), phase }
+        PhaseGuard { phases: Arc::clone(self), phase }
     }
 }
 
 /// Guard of a phase, which ends when this is dropped.
 #[must_use]
-pub(crate) struct Inside {
+pub(crate) struct PhaseGuard {
     phases: Arc<Phases>,
     phase: Phase,
 }
 
-impl Drop for Inside {
+impl Drop for PhaseGuard {
     fn drop(&mut self) {
         self.phases.0[self.phase as usize].ended.fetch_add(1, Ordering::Relaxed);
     }

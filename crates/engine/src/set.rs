@@ -57,20 +57,20 @@
 //! a node. Rewrites need all of these, and close a leaf only when they have their buckets and
 //! memory.
 
-use crate::btree::budget::{Shares, attempt_tickets};
-use crate::btree::cache::Pin;
+use crate::btree::budget::{NodeBudget, attempt_tickets};
+use crate::btree::cache::NodePin;
 use crate::btree::{Attempt, Need, background_rewrite, load, write};
 use crate::error::Error;
 use crate::journal::writer;
-use crate::phases::{Inside, Phase, Phases};
-use crate::request::inflight::UnderWay;
+use crate::phases::{Phase, PhaseGuard, Phases};
+use crate::request::inflight::InFlightTable;
 use crate::state::State;
 use alloc::boxed::Box;
 use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use bcached_env::sync::{Notify, Permit, Semaphore};
-use bcached_env::{Disk, Env, IoErrorKind, Stock};
+use bcached_env::{BufferPool, Disk, Env, IoErrorKind};
 use bcached_format::Position;
 use core::cell::{Cell, OnceCell, RefCell};
 
@@ -143,7 +143,7 @@ pub(crate) struct Inner {
     /// Tickets for nodes that may be held across waits, see `btree::budget`.
     pub(crate) tickets: Semaphore,
     /// How the memory for nodes is divided.
-    pub(crate) shares: Cell<Shares>,
+    pub(crate) shares: Cell<NodeBudget>,
     /// Permits one change of that at a time.
     pub(crate) resizing: Semaphore,
     /// Permits one change of the tree's shape at a time.
@@ -155,17 +155,17 @@ pub(crate) struct Inner {
     /// The phases that the set is in.
     pub(crate) phases: Arc<Phases>,
     /// Reusable memory for data that was read and is to be cached.
-    pub(crate) stock: RefCell<Stock>,
+    pub(crate) stock: RefCell<BufferPool>,
     /// Device operations in flight that no task waits for.
-    pub(crate) under_way: RefCell<UnderWay>,
-    /// Number of background tasks running, by duty.
+    pub(crate) under_way: RefCell<InFlightTable>,
+    /// Number of background tasks running, by kind.
     pub(crate) running: [Cell<usize>; 4],
 }
 
 /// What a background task does. A task waits only for tasks of later kinds, so a stop ends them in
 /// this order (invariant L1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Duty {
+pub(crate) enum TaskKind {
     /// Makes changes on its own initiative: write-back, GC, parked data. Ends at
     /// [`State::stopping`], except for a replay, which completes if it can.
     Changing,
@@ -181,13 +181,13 @@ pub(crate) enum Duty {
 /// What an attempt keeps between its tries: pins of the nodes that it needed, and tickets for a
 /// path of the tree.
 #[derive(Default)]
-struct Held {
-    pins: Vec<Pin>,
+struct AttemptPins {
+    pins: Vec<NodePin>,
     ticket: Option<Permit>,
     count: usize,
 }
 
-impl Held {
+impl AttemptPins {
     /// Takes tickets for a path, if it has none yet. If the tree has changed so much since then
     /// that more nodes are pinned than there are tickets for, it releases all of them first.
     async fn take_ticket(&mut self, set: &CacheSet) {
@@ -204,7 +204,7 @@ impl Held {
 
 /// What a transition that changed the tree must report to other tasks.
 #[derive(Clone, Copy)]
-struct Told {
+struct TransitionEffects {
     /// The set has failed.
     fails: bool,
     /// A pass of GC is due.
@@ -215,11 +215,11 @@ impl State {
     /// Returns what the transition has done that other tasks must be notified of. `had_failed`: the
     /// set had failed before it.
     #[inline]
-    fn is_to_be_told(&mut self, had_failed: bool) -> Option<Told> {
+    fn is_to_be_told(&mut self, had_failed: bool) -> Option<TransitionEffects> {
         let fails = !had_failed && self.failed.is_some();
         let wants_gc = self.buckets.take_gc_untold();
         let is_any = self.untold || fails || wants_gc || !self.crowded.is_empty();
-        is_any.then_some(Told { fails, wants_gc })
+        is_any.then_some(TransitionEffects { fails, wants_gc })
     }
 }
 
@@ -257,11 +257,11 @@ impl CacheSet {
     }
 
     /// Enters `phase`; the set is in it until the returned guard is dropped.
-    pub(crate) fn begin(&self, phase: Phase) -> Inside {
+    pub(crate) fn begin(&self, phase: Phase) -> PhaseGuard {
         self.inner.phases.begin(phase)
     }
 
-    /// Returns true if background tasks that make changes must end ([`Duty::Changing`]).
+    /// Returns true if background tasks that make changes must end ([`TaskKind::Changing`]).
     pub(crate) fn is_ending(&self) -> bool {
         self.with(|s| s.stopping || s.failed.is_some())
     }
@@ -400,7 +400,7 @@ impl CacheSet {
         mut transition: impl FnMut(&mut State) -> Attempt<T>,
         mut need: Option<Need>,
     ) -> Result<T, Error> {
-        let mut held = Held::default();
+        let mut held = AttemptPins::default();
         // End of the pending key that must be put into the tree first.
         let mut pending: Option<Position> = None;
         loop {
@@ -458,7 +458,7 @@ impl CacheSet {
     }
 
     #[cold]
-    fn tell(&self, Told { fails, wants_gc }: Told) {
+    fn tell(&self, TransitionEffects { fails, wants_gc }: TransitionEffects) {
         let (untold, crowded) =
             self.with(|s| (core::mem::take(&mut s.untold), core::mem::take(&mut s.crowded)));
         if fails {
@@ -476,7 +476,7 @@ impl CacheSet {
     }
 
     /// Provides what an attempt is missing.
-    async fn see_to(&self, need: Need, held: &mut Held) -> Result<(), Error> {
+    async fn see_to(&self, need: Need, held: &mut AttemptPins) -> Result<(), Error> {
         match need {
             Need::Node(child) => {
                 held.take_ticket(self).await;
@@ -497,16 +497,16 @@ impl CacheSet {
             }
             Need::Split { at, words } => {
                 // A rewrite takes its own tickets: hold nothing while waiting for it.
-                *held = Held::default();
+                *held = AttemptPins::default();
                 background_rewrite::make_room(self, at, words).await?;
             }
-            Need::Gate => {
+            Need::BeingSplit => {
                 self.check_alive()?;
-                *held = Held::default();
+                *held = AttemptPins::default();
                 self.signals().node_progress.wait().await;
             }
             Need::Journal => {
-                *held = Held::default();
+                *held = AttemptPins::default();
                 writer::wait_for_room(self).await?;
             }
             // Handled by a separate attempt, of which this one knows nothing.
@@ -522,12 +522,16 @@ impl CacheSet {
         self.signals().leaf_work.notify_all();
     }
 
-    /// Starts a background task that does `duty`.
-    pub(crate) fn spawn<F: Future<Output = ()> + 'static>(&self, duty: Duty, task: impl FnOnce(Self) -> F) {
+    /// Starts a background task that does `kind`.
+    pub(crate) fn spawn<F: Future<Output = ()> + 'static>(
+        &self,
+        kind: TaskKind,
+        task: impl FnOnce(Self) -> F,
+    ) {
         let set = self.clone();
         let task = task(self.clone());
         let running = move |inner: &Inner, change: fn(usize) -> usize| {
-            let count = &inner.running[duty as usize];
+            let count = &inner.running[kind as usize];
             count.set(change(count.get()));
         };
         running(&set.inner, |count| count + 1);
@@ -538,9 +542,9 @@ impl CacheSet {
         });
     }
 
-    /// Waits until every task that does `duty` has ended.
-    pub(crate) async fn ended(&self, duty: Duty) {
-        while self.inner.running[duty as usize].get() > 0 {
+    /// Waits until every task that does `kind` has ended.
+    pub(crate) async fn ended(&self, kind: TaskKind) {
+        while self.inner.running[kind as usize].get() > 0 {
             self.signals().task_ended.wait().await;
         }
     }

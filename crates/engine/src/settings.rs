@@ -7,13 +7,13 @@
 //! superblocks has reached the device.
 
 use crate::btree::write;
-use crate::cache_writes::Cause;
+use crate::cache_writes::WriteCause;
 use crate::error::Error;
 use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::record;
-use bcached_format::Replacement;
+use bcached_format::ReplacementPolicy;
 
 /// Settings to store in the superblock; `None`: keep the stored value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct Settings {
     /// Whether empty buckets are discarded.
     pub discard: Option<bool>,
     /// Which clean bucket is evicted first.
-    pub replacement: Option<Replacement>,
+    pub replacement: Option<ReplacementPolicy>,
 }
 
 impl Settings {
@@ -38,7 +38,7 @@ impl Settings {
 impl State {
     /// The policy in force: that of the options if set, else that of the superblock.
     #[must_use]
-    pub fn replacement(&self) -> Replacement {
+    pub fn replacement(&self) -> ReplacementPolicy {
         self.options.replacement.unwrap_or(self.superblock.replacement())
     }
 }
@@ -69,7 +69,7 @@ impl CacheSet {
         });
         let Some(changed) = changed else { return Ok(()) };
         let _phase = self.begin(Phase::CacheRecord);
-        self.count_written(Cause::Superblock, record::placed_bytes(self.cache()));
+        self.count_written(WriteCause::Superblock, record::placed_bytes(self.cache()));
         let placed = record::place_superblock(self.cache(), &changed.seal()).await;
         placed.map_err(|error| self.fail(error))?;
         write::flush_cache(self).await?;

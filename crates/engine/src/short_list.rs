@@ -4,18 +4,18 @@ use alloc::vec::Vec;
 
 /// A list that usually has one element.
 #[derive(Clone, Debug)]
-pub struct Few<T> {
+pub struct ShortList<T> {
     first: Option<T>,
     rest: Vec<T>,
 }
 
-impl<T> Default for Few<T> {
+impl<T> Default for ShortList<T> {
     fn default() -> Self {
         Self { first: None, rest: Vec::new() }
     }
 }
 
-impl<T> Few<T> {
+impl<T> ShortList<T> {
     /// Appends an element.
     #[inline]
     pub fn push(&mut self, one: T) {
@@ -51,7 +51,7 @@ impl<T> Few<T> {
     }
 }
 
-impl<T> IntoIterator for Few<T> {
+impl<T> IntoIterator for ShortList<T> {
     type Item = T;
     type IntoIter = core::iter::Chain<core::option::IntoIter<T>, alloc::vec::IntoIter<T>>;
 
@@ -60,7 +60,7 @@ impl<T> IntoIterator for Few<T> {
     }
 }
 
-impl<T> Extend<T> for Few<T> {
+impl<T> Extend<T> for ShortList<T> {
     fn extend<I: IntoIterator<Item = T>>(&mut self, more: I) {
         more.into_iter().for_each(|one| self.push(one));
     }
@@ -72,15 +72,15 @@ mod tests {
 
     #[test]
     fn few_are_a_list() {
-        let mut few = Few::default();
-        assert!(few.last().is_none() && few.clone().only().is_err());
-        few.push(1);
-        assert_eq!((few.clone().only().ok(), few.last()), (Some(1), Some(&1)));
-        few.extend([2, 3]);
-        few.iter_mut().for_each(|one| *one *= 10);
-        assert_eq!(few.iter().copied().collect::<Vec<i32>>(), [10, 20, 30]);
-        assert_eq!(few.last(), Some(&30));
-        let all = few.only().expect_err("there are more");
+        let mut list = ShortList::default();
+        assert!(list.last().is_none() && list.clone().only().is_err());
+        list.push(1);
+        assert_eq!((list.clone().only().ok(), list.last()), (Some(1), Some(&1)));
+        list.extend([2, 3]);
+        list.iter_mut().for_each(|one| *one *= 10);
+        assert_eq!(list.iter().copied().collect::<Vec<i32>>(), [10, 20, 30]);
+        assert_eq!(list.last(), Some(&30));
+        let all = list.only().expect_err("there are more");
         assert_eq!(all.into_iter().collect::<Vec<i32>>(), [10, 20, 30]);
     }
 }

@@ -4,15 +4,15 @@
 use alloc::vec::Vec;
 
 /// A map for few elements.
-pub struct Sorted<K, V>(Vec<(K, V)>);
+pub struct SortedMap<K, V>(Vec<(K, V)>);
 
-impl<K, V> Default for Sorted<K, V> {
+impl<K, V> Default for SortedMap<K, V> {
     fn default() -> Self {
         Self(Vec::new())
     }
 }
 
-impl<K: Copy + Ord, V> Sorted<K, V> {
+impl<K: Copy + Ord, V> SortedMap<K, V> {
     /// Creates an empty map that does not allocate until it holds more than `count` elements.
     pub fn with_room_for(count: usize) -> Self {
         Self(Vec::with_capacity(count))

@@ -62,7 +62,7 @@ impl Window {
 
 /// The kernel's request counters for a set or a volume, in total or in a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counted {
+pub struct RequestCounts {
     /// `cache_hits`.
     pub hits: u64,
     /// `cache_misses`.
@@ -77,10 +77,10 @@ pub struct Counted {
     pub bypassed_bytes: u64,
 }
 
-/// Number of fields of [`Counted`].
+/// Number of fields of [`RequestCounts`].
 const NUMBERS: usize = 6;
 
-impl Counted {
+impl RequestCounts {
     /// Percentage of unbypassed reads that found everything in the cache, rounded down
     /// (`cache_hit_ratio`). `None`: there were no such reads.
     #[must_use]
@@ -104,20 +104,20 @@ impl Counted {
 /// The decayed counts of the ticks that have ended. The counts of the current tick are in the
 /// totals, which the owner of this keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Windows {
+pub struct StatWindows {
     /// Number of the current tick.
     tick: u64,
     /// When it ends.
     end: Time,
     /// The totals when it began.
     begun_with: [u64; NUMBERS],
-    kept: [[Kept; NUMBERS]; Window::ALL.len()],
+    kept: [[FixedPoint; NUMBERS]; Window::ALL.len()],
 }
 
-impl Windows {
+impl StatWindows {
     /// Advances to `now`. Nothing may have been counted since the totals had these values. Call it
     /// before counting and before reading.
-    pub fn turn(&mut self, now: Time, totals: impl FnOnce() -> Counted) {
+    pub fn turn(&mut self, now: Time, totals: impl FnOnce() -> RequestCounts) {
         if now < self.end {
             return;
         }
@@ -134,13 +134,13 @@ impl Windows {
 
     /// The value of `window` if the totals are now `totals`; fractions are dropped.
     #[must_use]
-    pub fn of(&self, window: Window, totals: Counted) -> Counted {
+    pub fn of(&self, window: Window, totals: RequestCounts) -> RequestCounts {
         let kept = &self.kept[window as usize];
         let mut numbers = totals.numbers();
         for (number, (kept, before)) in numbers.iter_mut().zip(kept.iter().zip(&self.begun_with)) {
             *number = kept.whole().saturating_add(*number - before);
         }
-        Counted::of(numbers)
+        RequestCounts::of(numbers)
     }
 }
 
@@ -157,7 +157,7 @@ fn end_of(tick: u64) -> Time {
 
 /// A fixed-point number with 64 integer bits and 64 fractional bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Kept(u128);
+struct FixedPoint(u128);
 
 /// `FACTORS[i]` is (31/32) to the power of 2^i, in units of 2^-64. The next one would be 0.
 const FACTORS: [u64; 11] = {
@@ -171,7 +171,7 @@ const FACTORS: [u64; 11] = {
     factors
 };
 
-impl Kept {
+impl FixedPoint {
     const fn add(&mut self, number: u64) {
         self.0 = self.0.saturating_add((number as u128) << 64);
     }
@@ -217,13 +217,13 @@ mod tests {
     }
 
     struct Counter {
-        total: Counted,
-        windows: Windows,
+        total: RequestCounts,
+        windows: StatWindows,
     }
 
     impl Counter {
         fn new() -> Self {
-            Self { total: Counted::default(), windows: Windows::default() }
+            Self { total: RequestCounts::default(), windows: StatWindows::default() }
         }
 
         fn hit(&mut self, now: Time, count: u64) {
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_ratio_is_rounded_down_and_there_is_none_of_nothing() {
-        let ratio = |hits, misses| Counted { hits, misses, ..Counted::default() }.hit_percent();
+        let ratio = |hits, misses| RequestCounts { hits, misses, ..RequestCounts::default() }.hit_percent();
         assert_eq!(
             (ratio(0, 0), ratio(0, 1), ratio(2, 1), ratio(1, 0)),
             (None, Some(0), Some(66), Some(100))

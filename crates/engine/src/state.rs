@@ -1,24 +1,24 @@
 //! The state of a cache set: everything that a transition may change. It lives in one place, is
 //! reached only inside `CacheSet::with`, and no future holds a part of it across a wait.
 
-use crate::btree::Child;
-use crate::btree::cache::{NodeCache, Pin};
-use crate::btree::frozen_ranges::Frozen;
-use crate::btree::unreadable::Unreadable;
-use crate::btree::walk_frontier::Frontier;
-use crate::cpu_cost::Work;
+use crate::btree::NodeRef;
+use crate::btree::cache::{NodeCache, NodePin};
+use crate::btree::frozen_ranges::FrozenRanges;
+use crate::btree::unreadable::UnreadableNodes;
+use crate::btree::walk_frontier::WalkFrontier;
+use crate::cpu_cost::CpuCost;
 use crate::error::Error;
-use crate::gc::moving::Rounds;
+use crate::gc::moving::MoveRounds;
 use crate::journal::Journal;
 use crate::journal::overlay::Overlay;
-use crate::lost_acks::{self, Losses};
+use crate::lost_acks::{self, LossHistory};
 use crate::options::Options;
-use crate::policy::{Congestion, Wear};
-use crate::space::{Buckets, Class, Discards, OpenBuckets, Space, Starvation, Usage};
+use crate::policy::{Congestion, IoErrorCount};
+use crate::space::{Allocation, BucketUsage, Buckets, DataClass, DiscardStats, OpenBuckets, Starvation};
 use crate::stats::{Stats, VolumeStats};
 use crate::uuids::UuidTable;
 use crate::volume::{Volume, VolumeId, Volumes};
-use crate::writeback::dirty_throttle::Room;
+use crate::writeback::dirty_throttle::DirtyThrottle;
 use crate::writeback::stripes::Stripes;
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -139,13 +139,13 @@ pub struct State {
     /// Nodes in memory.
     pub nodes: NodeCache,
     /// The root, as the next journal entry will name it.
-    pub root: Child,
+    pub root: NodeRef,
     /// Nodes that could not be read.
-    pub unreadable: Unreadable,
+    pub unreadable: UnreadableNodes,
     /// Key ranges of damaged nodes, which are not accessed any more.
-    pub frozen: Frozen,
+    pub frozen: FrozenRanges,
     /// Keeps the root in memory.
-    pub root_pin: Option<Pin>,
+    pub root_pin: Option<NodePin>,
     /// The journal.
     pub journal: Journal,
     /// Keys of the journal that are not in the tree yet.
@@ -157,7 +157,7 @@ pub struct State {
     /// The open buckets, where new data is written.
     pub open: OpenBuckets,
     /// Counters of discards on the cache device.
-    pub discards: Discards,
+    pub discards: DiscardStats,
     /// Where generations are stored.
     pub prios: PrioChains,
     /// The table of volumes.
@@ -180,7 +180,7 @@ pub struct State {
     /// Dirty sectors beyond the ends of flash-only volumes, as last counted.
     pub dirty_behind_ends: BTreeMap<Inode, u64>,
     /// How far the tree has been walked.
-    pub frontier: Frontier,
+    pub frontier: WalkFrontier,
     /// Number of buckets to keep in reserve for the next start.
     pub reserve_wanted: u64,
     /// The volumes being served.
@@ -200,12 +200,12 @@ pub struct State {
     /// Whether buckets will become free.
     pub starvation: Starvation,
     /// Rounds of moving live data.
-    pub moving: Rounds,
+    pub moving: MoveRounds,
     /// The first failed write of metadata, or a later one that is not transient. Nothing is written
     /// after it.
     pub failed: Option<Error>,
     /// Acknowledged writes that failures of the cache device have made void.
-    pub losses: Losses,
+    pub losses: LossHistory,
     /// The note still holds what an earlier process left. Nothing is added to it or forgotten until
     /// that is durable.
     pub note_held: bool,
@@ -227,13 +227,13 @@ pub struct State {
     /// The allocator has found only pinned buckets: parked data pins some of them.
     pub parked_is_in_the_way: bool,
     /// How fast clients may make data dirty when the cache is nearly full of dirty data.
-    pub room: Room,
+    pub dirty_throttle: DirtyThrottle,
     /// How slow the cache device is.
     pub congestion: Congestion,
     /// How often the cache device has failed recently.
-    pub wear: Wear,
+    pub io_errors: IoErrorCount,
     /// The cost of this transition so far.
-    pub work: Work,
+    pub work: CpuCost,
     /// Counters.
     pub stats: Stats,
 }
@@ -264,14 +264,14 @@ impl State {
 
     /// Takes space for data. `of`: where the data begins in its volume, if it may have to be moved
     /// later. The space is pinned until its key is in the tree or until [`State::unpin`].
-    pub fn take_space(&mut self, class: Class, of: Option<Position>, wanted: u64) -> Option<Space> {
+    pub fn take_space(&mut self, class: DataClass, of: Option<Position>, wanted: u64) -> Option<Allocation> {
         let keep = match class {
             // Until the tree has been walked there is little space, and no more can be freed.
-            Class::Clean if !self.frontier.is_complete() => return None,
+            DataClass::Clean if !self.frontier.is_complete() => return None,
             // New keys take journal entries, which the replay needs.
             _ if self.is_replay_pressed() => return None,
-            Class::Moved => BTREE_RESERVE,
-            Class::Dirty(_) | Class::Clean => BTREE_RESERVE + MOVING_RESERVE,
+            DataClass::Moved => BTREE_RESERVE,
+            DataClass::Dirty(_) | DataClass::Clean => BTREE_RESERVE + MOVING_RESERVE,
         };
         self.open.take(&mut self.buckets, class, of, wanted, keep)
     }
@@ -284,7 +284,7 @@ impl State {
         // Normally there is one per volume, plus those of clean and of moved data.
         if open.count() > volumes.iter().count() {
             let is_there = |inode| volumes.iter().any(|(_, volume)| volume.inode == Some(inode));
-            open.close_those(|class| matches!(class, Class::Dirty(inode) if !is_there(inode)), buckets);
+            open.close_those(|class| matches!(class, DataClass::Dirty(inode) if !is_there(inode)), buckets);
         }
     }
 
@@ -368,7 +368,7 @@ impl State {
             // Unknown. Whatever space there is for data now is used as long as it lasts.
             return 0;
         }
-        let had = self.buckets.available() + self.buckets.count_of(Usage::Reserve);
+        let had = self.buckets.available() + self.buckets.count_of(BucketUsage::Reserve);
         self.buckets.count().saturating_sub(had)
     }
 
@@ -411,14 +411,14 @@ impl State {
     /// `worked`: it succeeded.
     pub fn cache_has_done(&mut self, sector: u64, bytes: usize, worked: bool) {
         let range = sector..sector + bytes as u64 / 512;
-        self.wear.take_in(&range, !worked, self.options.io_error_halflife);
+        self.io_errors.take_in(&range, !worked, self.options.io_error_halflife);
     }
 
     /// Returns true if the cache device has failed so often that nothing is added any more, and
     /// dirty data is written back.
     #[must_use]
     pub const fn is_worn(&self) -> bool {
-        self.wear.has_reached(self.options.io_error_limit)
+        self.io_errors.has_reached(self.options.io_error_limit)
     }
 
     /// Records how long a read of data from the cache device took.
@@ -435,12 +435,12 @@ impl State {
     pub fn check_invariants(&self) {
         let total: u64 = self.buckets.iter().map(|(_, bucket)| u64::from(bucket.dirty)).sum();
         assert_eq!(total, self.dirty.total(), "dirty sectors by bucket and by volume agree");
-        for usage in [Usage::Meta, Usage::Reserve, Usage::Unknown] {
+        for usage in [BucketUsage::Meta, BucketUsage::Reserve, BucketUsage::Unknown] {
             let found = self.buckets.iter().filter(|(_, bucket)| bucket.usage == usage).count();
             assert_eq!(found as u64, self.buckets.count_of(usage), "buckets are counted by usage: {usage:?}");
         }
         let is_complete = self.frontier.is_complete();
-        let are_known = self.buckets.count_of(Usage::Unknown) == 0;
+        let are_known = self.buckets.count_of(BucketUsage::Unknown) == 0;
         assert!(!is_complete || are_known || !self.frozen.is_empty(), "every bucket is known");
         for (inode, stripes) in &self.dirty.stripes {
             if is_complete && stripes.counted_to() == Position::MAX.offset {

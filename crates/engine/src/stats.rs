@@ -1,19 +1,19 @@
 //! Counters, exact and 64 bits wide. Cheap to copy: `status` takes a snapshot.
 
-use crate::cache_writes::Written;
-use crate::gc::pass::Found;
-use crate::request::admission::Bypass;
-use crate::stat_windows::{Counted, Window, Windows};
-use crate::time_stats::Times;
+use crate::cache_writes::BytesWritten;
+use crate::gc::pass::TreeStats;
+use crate::request::admission::BypassReason;
+use crate::stat_windows::{RequestCounts, StatWindows, Window};
+use crate::time_stats::TimeStats;
 use bcached_env::Time;
 
 /// Counters of a cache set since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Reads of volumes with a cache and a backing device.
-    pub reads: Reads,
+    pub reads: ReadStats,
     /// Requests that added nothing to the cache, by reason.
-    pub bypassed: Bypassed,
+    pub bypassed: BypassStats,
     /// Bytes read from the cache for requests.
     pub hit_bytes: u64,
     /// Bytes read from backing devices for requests.
@@ -21,7 +21,7 @@ pub struct Stats {
     /// Bytes written by requests.
     pub write_bytes: u64,
     /// Bytes written to the cache device, by cause.
-    pub written: Written,
+    pub written: BytesWritten,
     /// Live data moved within the cache, in bytes.
     pub moved_bytes: u64,
     /// Journal entries written.
@@ -50,34 +50,34 @@ pub struct Stats {
     /// Number of times that write-back of an extent failed. The kernel does not count them.
     pub writeback_errors: u64,
     /// Complete passes of GC (`btree_gc`).
-    pub gc: Times,
+    pub gc: TimeStats,
     /// Rewrites of a node into one or two nodes (`btree_split`).
-    pub splits: Times,
+    pub splits: TimeStats,
     /// Reads of nodes (`btree_read`).
-    pub node_reads: Times,
+    pub node_reads: TimeStats,
     /// What the last complete pass of GC found, or the start if there was none.
-    pub found: Found,
+    pub found: TreeStats,
     /// The reads, bypassed requests and dropped fills of recent windows.
-    pub windows: Windows,
+    pub windows: StatWindows,
 }
 
 impl Stats {
     /// The kernel's counters, in total.
     #[must_use]
-    pub fn totals(&self) -> Counted {
-        Counted { miss_collisions: self.fill_races, ..counted(&self.reads, &self.bypassed) }
+    pub fn totals(&self) -> RequestCounts {
+        RequestCounts { miss_collisions: self.fill_races, ..counted(&self.reads, &self.bypassed) }
     }
 
     /// The same in a recent window, as of the time of the status that contains this.
     #[must_use]
-    pub fn of_late(&self, window: Window) -> Counted {
+    pub fn of_late(&self, window: Window) -> RequestCounts {
         self.windows.of(window, self.totals())
     }
 
     /// Advances the windows to `now`; call it before counting anything that has a window.
     pub(crate) fn turn(&mut self, now: Time) {
         let Self { reads, bypassed, fill_races, .. } = self;
-        let totals = || Counted { miss_collisions: *fill_races, ..counted(reads, bypassed) };
+        let totals = || RequestCounts { miss_collisions: *fill_races, ..counted(reads, bypassed) };
         self.windows.turn(now, totals);
     }
 
@@ -92,33 +92,33 @@ impl Stats {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VolumeStats {
     /// Reads of the volume.
-    pub reads: Reads,
+    pub reads: ReadStats,
     /// Requests that added nothing to the cache, by reason.
-    pub bypassed: Bypassed,
+    pub bypassed: BypassStats,
     /// Fills dropped because the range was written to while they were in flight
     /// (`cache_miss_collisions`).
     pub miss_collisions: u64,
     /// All of these in recent windows.
-    pub windows: Windows,
+    pub windows: StatWindows,
 }
 
 impl VolumeStats {
     /// All of these in total.
     #[must_use]
-    pub fn totals(&self) -> Counted {
-        Counted { miss_collisions: self.miss_collisions, ..counted(&self.reads, &self.bypassed) }
+    pub fn totals(&self) -> RequestCounts {
+        RequestCounts { miss_collisions: self.miss_collisions, ..counted(&self.reads, &self.bypassed) }
     }
 
     /// The same in a recent window, as of the time of the snapshot.
     #[must_use]
-    pub fn of_late(&self, window: Window) -> Counted {
+    pub fn of_late(&self, window: Window) -> RequestCounts {
         self.windows.of(window, self.totals())
     }
 
     /// Advances the windows to `now`; call it before counting anything.
     pub(crate) fn turn(&mut self, now: Time) {
         let Self { reads, bypassed, miss_collisions, .. } = self;
-        let totals = || Counted { miss_collisions: *miss_collisions, ..counted(reads, bypassed) };
+        let totals = || RequestCounts { miss_collisions: *miss_collisions, ..counted(reads, bypassed) };
         self.windows.turn(now, totals);
     }
 
@@ -129,8 +129,8 @@ impl VolumeStats {
     }
 }
 
-fn counted(reads: &Reads, bypassed: &Bypassed) -> Counted {
-    Counted {
+fn counted(reads: &ReadStats, bypassed: &BypassStats) -> RequestCounts {
+    RequestCounts {
         hits: reads.hits,
         misses: reads.misses,
         bypass_hits: reads.bypass_hits,
@@ -143,7 +143,7 @@ fn counted(reads: &Reads, bypassed: &Bypassed) -> Counted {
 /// Read requests, each counted as a whole, once, when it is answered. A hit is one that found
 /// everything in the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reads {
+pub struct ReadStats {
     /// Answered fully from the cache (`cache_hits`).
     pub hits: u64,
     /// Answered at least in part from elsewhere (`cache_misses`).
@@ -154,7 +154,7 @@ pub struct Reads {
     pub bypass_misses: u64,
 }
 
-impl Reads {
+impl ReadStats {
     pub(crate) const fn add(&mut self, is_hit: bool, is_bypassed: bool) {
         let count = match (is_hit, is_bypassed) {
             (true, false) => &mut self.hits,
@@ -178,14 +178,14 @@ pub struct Traffic {
 /// Reads and writes that added nothing to the cache, even if the cache had the data afterwards or
 /// had to accept it over dirty data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Bypassed {
-    by_reason: [Traffic; Bypass::ALL.len()],
+pub struct BypassStats {
+    by_reason: [Traffic; BypassReason::ALL.len()],
 }
 
-impl Bypassed {
+impl BypassStats {
     /// The traffic for one reason.
     #[must_use]
-    pub const fn of(&self, reason: Bypass) -> Traffic {
+    pub const fn of(&self, reason: BypassReason) -> Traffic {
         self.by_reason[reason as usize]
     }
 
@@ -198,7 +198,7 @@ impl Bypassed {
         })
     }
 
-    pub(crate) const fn add(&mut self, reason: Bypass, bytes: u64) {
+    pub(crate) const fn add(&mut self, reason: BypassReason, bytes: u64) {
         let traffic = &mut self.by_reason[reason as usize];
         traffic.requests += 1;
         traffic.bytes += bytes;

@@ -3,17 +3,17 @@
 use crate::btree::unreadable::UnreadableNode;
 use crate::error::Error;
 use crate::latency::Latencies;
-use crate::lost_acks::GivenUp;
+use crate::lost_acks::LostAcks;
 use crate::set::CacheSet;
 use crate::settings::Settings;
-use crate::space::{Bucket, DiscardState, Discards, Usage};
+use crate::space::{Bucket, BucketUsage, DiscardState, DiscardStats};
 use crate::state::State;
 use crate::stats::Stats;
 use crate::volume::{VolumeId, VolumeInfo};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use bcached_env::{DiskHealth, Time};
-use bcached_format::{Inode, Label, Replacement, Uuid, UuidSlot};
+use bcached_format::{Inode, Label, ReplacementPolicy, Uuid, UuidSlot};
 
 /// Status of a set.
 #[derive(Clone, Debug)]
@@ -29,13 +29,13 @@ pub struct Status {
     /// Size of a B-tree node in sectors.
     pub node_sectors: u64,
     /// Which clean bucket is evicted first.
-    pub replacement: Replacement,
+    pub replacement: ReplacementPolicy,
     /// What the superblock says of eviction and of discards.
     pub kept: Settings,
     /// Whether free buckets are discarded.
     pub discard: DiscardState,
     /// Counters of discards.
-    pub discards: Discards,
+    pub discards: DiscardStats,
     /// Buckets on the cache device.
     pub buckets: u64,
     /// Buckets that can be used or reused without writing anything back.
@@ -55,12 +55,12 @@ pub struct Status {
     /// Buckets that hold dirty data and are not being filled.
     pub buckets_dirty: u64,
     /// The volumes of the table that are not being served.
-    pub unserved: Vec<Unserved>,
+    pub unserved: Vec<UnservedInfo>,
     /// The table of volumes is not the one that was written: volumes may be missing from it.
     pub table_is_damaged: bool,
     /// Slots of the table whose contents may not be what was written, as they were read. Their
     /// volumes are not served.
-    pub doubted: Vec<Doubted>,
+    pub doubted: Vec<DoubtedSlot>,
     /// Dirty data under numbers that belong to no known volume, in sectors. It is kept, and not
     /// written back anywhere.
     pub ownerless_dirty_sectors: u64,
@@ -111,15 +111,15 @@ pub struct Status {
     pub failed: Option<Error>,
     /// Acknowledged, unflushed writes that this failure has made void because the device may have
     /// lost them. The next opening does not restore them.
-    pub given_up: Arc<[GivenUp]>,
+    pub given_up: Arc<[LostAcks]>,
     /// Such writes that were void before the set was opened and were not restored. Each opening has
     /// its own list.
-    pub given_up_before: Arc<[GivenUp]>,
+    pub given_up_before: Arc<[LostAcks]>,
     /// B-tree nodes that could not be read when last tried: the first few.
     pub unreadable: Vec<UnreadableNode>,
     /// Volumes whose requests have waited for a device for the maximum time and now fail. The
     /// program that holds them back fills this in: the set itself holds none back.
-    pub waited_out: Vec<WaitedOut>,
+    pub waited_out: Vec<TimedOutVolume>,
     /// Volumes of which a request has met a missing backing device, until another one replaces it.
     pub without_backing: Vec<VolumeId>,
     /// Counters.
@@ -132,7 +132,7 @@ pub struct Status {
 
 /// A volume whose requests have waited for a device for the maximum time (`freeze_timeout`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WaitedOut {
+pub struct TimedOutVolume {
     /// The volume.
     pub volume: VolumeId,
     /// Whether they have waited for the cache.
@@ -143,7 +143,7 @@ pub struct WaitedOut {
 
 /// A volume that the set knows but that is not being served.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unserved {
+pub struct UnservedInfo {
     /// UUID of the volume.
     pub uuid: Uuid,
     /// The label it had when it was first attached.
@@ -158,7 +158,7 @@ pub struct Unserved {
 
 /// A slot of the table of volumes whose contents may not be what was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Doubted {
+pub struct DoubtedSlot {
     /// Its number (inode).
     pub inode: Inode,
     /// The UUID in the slot.
@@ -191,10 +191,10 @@ fn root_usage_percent(s: &State) -> u64 {
     words as u64 * 8 * 100 / (s.root.key.sectors() * 512).max(1)
 }
 
-fn unserved(s: &State) -> Vec<Unserved> {
+fn unserved(s: &State) -> Vec<UnservedInfo> {
     let is_served = |inode| s.volumes.iter().any(|(_, volume)| volume.inode == Some(inode));
     let left = s.uuids.used().filter(|(inode, _)| !is_served(*inode));
-    left.map(|(inode, slot)| Unserved {
+    left.map(|(inode, slot)| UnservedInfo {
         uuid: slot.uuid,
         label: slot.label,
         flash_sectors: slot.is_flash_only().then_some(slot.sectors),
@@ -204,8 +204,8 @@ fn unserved(s: &State) -> Vec<Unserved> {
     .collect()
 }
 
-fn doubted(s: &State) -> Vec<Doubted> {
-    let of = |(inode, slot): (Inode, &UuidSlot)| Doubted {
+fn doubted(s: &State) -> Vec<DoubtedSlot> {
+    let of = |(inode, slot): (Inode, &UuidSlot)| DoubtedSlot {
         inode,
         uuid: slot.uuid,
         label: slot.label,
@@ -243,17 +243,17 @@ impl CacheSet {
             buckets_available: s.buckets.available(),
             buckets_free: s.buckets.free_count() as u64,
             buckets_open: s.open.count() as u64,
-            buckets_metadata: s.buckets.count_of(Usage::Meta),
-            buckets_reserved: s.buckets.count_of(Usage::Reserve),
+            buckets_metadata: s.buckets.count_of(BucketUsage::Meta),
+            buckets_reserved: s.buckets.count_of(BucketUsage::Reserve),
             walked_percent: s.counted_percent(),
             replay_keys: s.overlay.len() as u64,
             buckets_unused: unused(s),
             buckets_clean: s.buckets.clean_count() as u64,
             buckets_dirty: s.buckets.count()
                 - s.buckets.available()
-                - s.buckets.count_of(Usage::Meta)
-                - s.buckets.count_of(Usage::Reserve)
-                - s.buckets.count_of(Usage::Unknown)
+                - s.buckets.count_of(BucketUsage::Meta)
+                - s.buckets.count_of(BucketUsage::Reserve)
+                - s.buckets.count_of(BucketUsage::Unknown)
                 - s.open.count() as u64,
             unserved: unserved(s),
             table_is_damaged: s.uuids.is_damaged(),
@@ -273,7 +273,7 @@ impl CacheSet {
             journal_active: (s.journal.open_sequence() + 1).saturating_sub(s.journal.needed_from()),
             now: s.now,
             congested_sectors: s.congested_sectors(),
-            io_errors: s.wear.errors(),
+            io_errors: s.io_errors.errors(),
             is_failing: s.is_worn(),
             cache_health: self.cache().health(),
             failed: s.failed.clone(),
@@ -296,7 +296,7 @@ impl CacheSet {
         let count = |bucket: &Bucket| BucketCount {
             live: bucket.live,
             dirty: bucket.dirty,
-            free: matches!(bucket.usage, Usage::Free | Usage::Pending | Usage::Reserve),
+            free: matches!(bucket.usage, BucketUsage::Free | BucketUsage::Pending | BucketUsage::Reserve),
         };
         self.with(|s| s.is_counted().then(|| s.buckets.iter().map(|(_, bucket)| count(&bucket)).collect()))
     }
@@ -314,7 +314,7 @@ impl CacheSet {
             assert_eq!(s.nodes.budget(), shares.budget, "the node cache has the budget that it was assigned");
             let tickets = self.inner.tickets.available();
             assert!(tickets <= shares.tickets, "{tickets} tickets, but memory for only {}", shares.tickets);
-            let open = s.buckets.iter().filter(|(_, bucket)| bucket.usage == Usage::Open).count();
+            let open = s.buckets.iter().filter(|(_, bucket)| bucket.usage == BucketUsage::Open).count();
             assert_eq!(open, s.open.count(), "every open bucket is listed");
         });
     }

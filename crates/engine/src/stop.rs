@@ -5,7 +5,7 @@ use crate::btree::write;
 use crate::error::Error;
 use crate::journal::writer;
 use crate::request::flush;
-use crate::set::{CacheSet, Duty};
+use crate::set::{CacheSet, TaskKind};
 use crate::space::{prios, summaries};
 use crate::writeback::task;
 
@@ -17,12 +17,12 @@ impl CacheSet {
         self.with(|s| s.stopping = true);
         self.wake_all();
         self.drained().await;
-        self.ended(Duty::Changing).await;
+        self.ended(TaskKind::Changing).await;
         let settled = self.settle().await;
         let finished = self.finish_writing().await;
         self.with(|s| s.stopped = true);
         self.wake_all();
-        self.ended(Duty::Writing).await;
+        self.ended(TaskKind::Writing).await;
         finished.and(settled)
     }
 
@@ -59,12 +59,12 @@ impl CacheSet {
         self.signals().allocator_work.notify_all();
         self.signals().discard_work.notify_all();
         self.signals().summary_work.notify_all();
-        self.ended(Duty::Allocating).await;
+        self.ended(TaskKind::Allocating).await;
         settled
     }
 
     async fn finish_writing(&self) -> Result<(), Error> {
-        self.ended(Duty::Rewriting).await;
+        self.ended(TaskKind::Rewriting).await;
         self.with(|s| {
             let crate::state::State { open, buckets, .. } = s;
             open.close_all(buckets);

@@ -8,7 +8,7 @@ const SHARE: u32 = 8;
 
 /// Durations of one kind of operation since the set was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Times {
+pub struct TimeStats {
     /// Number of times that it was done.
     pub count: u64,
     /// Moving average of its duration; each new value has a weight of an eighth.
@@ -21,7 +21,7 @@ pub struct Times {
     last: Option<Time>,
 }
 
-impl Times {
+impl TimeStats {
     /// Records that the operation began at `begun` and has ended `now`.
     pub(crate) fn add(&mut self, begun: Time, now: Time) {
         let taken = now.since(begun);
@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn an_average_moves_by_an_eighth() {
-        let mut times = Times::default();
+        let mut times = TimeStats::default();
         assert_eq!(times.since_last(Time(5)), None);
         times.add(Time(0), Time(800));
         assert_eq!((times.average.as_nanos(), times.between.as_nanos()), (800, 0));

@@ -1,9 +1,9 @@
 //! The table of volumes: which volume owns which number. Every change is written to a
 //! new bucket and takes effect with the next journal entry. Only then is the former bucket freed.
 
-use crate::cache_writes::Cause;
+use crate::cache_writes::WriteCause;
 use crate::cpu_cost::sum_ns;
-use crate::error::{Doing, Error};
+use crate::error::{Error, ErrorContext};
 use crate::journal::writer;
 use crate::phases::Phase;
 use crate::set::CacheSet;
@@ -11,7 +11,7 @@ use crate::space::{Buckets, allocator};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use bcached_env::{Buffer, Disk, Env};
-use bcached_format::checksum::Sum;
+use bcached_format::checksum::Checksum;
 use bcached_format::{
     BucketId, Geometry, Inode, JsetHeader, Key, Pointer, Pointers, TableSeal, Uuid, UuidSlot, uuid,
 };
@@ -291,13 +291,13 @@ pub async fn read(
     header: &JsetHeader,
     old: bool,
 ) -> Result<UuidTable, Error> {
-    let malformed = |source| Error::Format { doing: Doing::Uuids, source };
+    let malformed = |source| Error::Format { doing: ErrorContext::Uuids, source };
     let key = &header.uuids;
     bcached_format::key_check::check_uuid_key(geometry, key).map_err(|source| malformed(source.into()))?;
     let pointer = crate::btree::pointer_to_read(&key.pointers).expect("the check requires a pointer");
     let length = geometry.meta_bytes().min(usize::from(key.size) * 512);
     let (result, buffer) = disk.read(pointer.sector(), Buffer::zeroed(length)).await;
-    result.map_err(Error::io(Doing::Uuids))?;
+    result.map_err(Error::io(ErrorContext::Uuids))?;
     let mut slots: Vec<UuidSlot> = if old {
         uuid::parse_old(buffer.as_slice()).map_err(|source| malformed(source.into()))?.collect()
     } else {
@@ -316,7 +316,7 @@ pub async fn seal_of(env: &Env, bytes: &[u8], edition: u64) -> TableSeal {
 
 /// Computes the checksum of a table, in pieces.
 async fn sum_of(env: &Env, bytes: &[u8]) -> u64 {
-    let mut sum = Sum::default();
+    let mut sum = Checksum::default();
     for piece in bytes.chunks(SUM_PIECE_BYTES) {
         sum.add(piece);
         env.charge(sum_ns(piece.len()));
@@ -345,8 +345,8 @@ pub async fn store(set: &CacheSet) -> Result<(), Error> {
     let seal = seal_of(set.env(), &bytes, edition).await;
     let sector = set.with(|s| s.buckets.sector(bucket));
     let _phase = set.begin(Phase::UuidTable);
-    let written = set.write_cache(Cause::Uuids, sector, Buffer::copied_from(&bytes).freeze()).await;
-    written.map_err(|source| set.fail(Error::Io { doing: Doing::Uuids, source }))?;
+    let written = set.write_cache(WriteCause::Uuids, sector, Buffer::copied_from(&bytes).freeze()).await;
+    written.map_err(|source| set.fail(Error::Io { doing: ErrorContext::Uuids, source }))?;
     let former = set.with(|s| {
         s.uuid_seal = Some(seal);
         core::mem::replace(&mut s.uuid_key, key)

@@ -5,13 +5,14 @@
 //! payload can be in flight to two devices at once and cannot change meanwhile (bytes written to
 //! two places come from one stable copy, [`Payload::stable`]).
 //!
-//! Both are opaque, because there are two kinds of memory: **our own**, and **lent** ([`Lent`]).
-//! Lent memory consists of pages of a request that the kernel keeps and has registered with the
-//! ring; devices can read into it and be written from it, but its bytes are accessible only by a
-//! copy. Code that handles either kind uses [`Buffer::put`], [`Payload::stable`] and their like;
-//! `as_slice` is for code that has allocated the memory and knows that it is our own.
+//! Both are opaque, because there are two kinds of memory: **our own**, and **lent**
+//! ([`LentBuffer`]). Lent memory consists of pages of a request that the kernel keeps and has
+//! registered with the ring; devices can read into it and be written from it, but its bytes are
+//! accessible only by a copy. Code that handles either kind uses [`Buffer::put`],
+//! [`Payload::stable`] and their like; `as_slice` is for code that has allocated the memory and
+//! knows that it is our own.
 
-use crate::foreign_buffer::Lent;
+use crate::foreign_buffer::LentBuffer;
 use bytes::{Buf as _, Bytes, BytesMut};
 use core::ops::Range;
 
@@ -24,25 +25,25 @@ const LENT: &str = "lent memory is accessible only through a copy";
 /// Unique memory, aligned when fresh; pieces split at multiples of a block keep the block's
 /// alignment.
 #[derive(Debug)]
-pub struct Buffer(Kind<BytesMut>);
+pub struct Buffer(Memory<BytesMut>);
 
 /// Shared, immutable memory. Clones and slices are cheap and refer to the same bytes.
 #[derive(Clone, Debug)]
-pub struct Payload(Kind<Bytes>);
+pub struct Payload(Memory<Bytes>);
 
 #[derive(Clone, Debug)]
-enum Kind<Own> {
+enum Memory<Own> {
     Own(Own),
-    Lent(Lent),
+    Lent(LentBuffer),
 }
 
-impl<Own> Kind<Own> {
+impl<Own> Memory<Own> {
     fn own(&self) -> &Own {
         let Self::Own(own) = self else { unreachable!("{LENT}") };
         own
     }
 
-    const fn lent(&self) -> Option<&Lent> {
+    const fn lent(&self) -> Option<&LentBuffer> {
         match self {
             Self::Own(_) => None,
             Self::Lent(lent) => Some(lent),
@@ -54,7 +55,7 @@ impl<Own> Kind<Own> {
 /// not give access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the memory of a request is no longer accessible")]
-pub struct OutOfReach;
+pub struct BufferUnavailable;
 
 impl Buffer {
     /// Returns `bytes` zero bytes, aligned to [`ALIGNMENT`].
@@ -67,7 +68,7 @@ impl Buffer {
         // reused.
         drop(memory.split_to(skip));
         memory.truncate(bytes);
-        Self(Kind::Own(memory))
+        Self(Memory::Own(memory))
     }
 
     /// Returns a fresh aligned buffer holding `bytes`.
@@ -79,15 +80,15 @@ impl Buffer {
         memory.resize(skip, 0);
         memory.extend_from_slice(bytes);
         memory.advance(skip);
-        Self(Kind::Own(memory))
+        Self(Memory::Own(memory))
     }
 
     /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         match &self.0 {
-            Kind::Own(memory) => memory.len(),
-            Kind::Lent(lent) => lent.len(),
+            Memory::Own(memory) => memory.len(),
+            Memory::Lent(lent) => lent.len(),
         }
     }
 
@@ -99,7 +100,7 @@ impl Buffer {
 
     /// Returns the lent memory; `None` if the memory is our own.
     #[must_use]
-    pub const fn lent(&self) -> Option<&Lent> {
+    pub const fn lent(&self) -> Option<&LentBuffer> {
         self.0.lent()
     }
 
@@ -118,7 +119,7 @@ impl Buffer {
     /// If the memory is lent.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        let Kind::Own(memory) = &mut self.0 else { unreachable!("{LENT}") };
+        let Memory::Own(memory) = &mut self.0 else { unreachable!("{LENT}") };
         memory
     }
 
@@ -129,16 +130,16 @@ impl Buffer {
     /// If there are more than it holds.
     pub fn put(&mut self, bytes: &[u8]) {
         match &mut self.0 {
-            Kind::Own(memory) => memory[..bytes.len()].copy_from_slice(bytes),
-            Kind::Lent(lent) => lent.put(bytes),
+            Memory::Own(memory) => memory[..bytes.len()].copy_from_slice(bytes),
+            Memory::Lent(lent) => lent.put(bytes),
         }
     }
 
     /// Sets all its bytes to zero, like [`Buffer::put`].
     pub fn clear(&mut self) {
         match &mut self.0 {
-            Kind::Own(memory) => memory.fill(0),
-            Kind::Lent(lent) => lent.clear(),
+            Memory::Own(memory) => memory.fill(0),
+            Memory::Lent(lent) => lent.clear(),
         }
     }
 
@@ -149,8 +150,8 @@ impl Buffer {
     #[must_use]
     pub fn split_to(&mut self, bytes: usize) -> Self {
         Self(match &mut self.0 {
-            Kind::Own(memory) => Kind::Own(memory.split_to(bytes)),
-            Kind::Lent(lent) => Kind::Lent(lent.split_to(bytes)),
+            Memory::Own(memory) => Memory::Own(memory.split_to(bytes)),
+            Memory::Lent(lent) => Memory::Lent(lent.split_to(bytes)),
         })
     }
 
@@ -160,8 +161,8 @@ impl Buffer {
     /// If one of them is lent and `next` was not split from there.
     pub fn join(&mut self, next: Self) {
         match (&mut self.0, next.0) {
-            (Kind::Own(memory), Kind::Own(next)) => memory.unsplit(next),
-            (Kind::Lent(lent), Kind::Lent(next)) => lent.join(&next),
+            (Memory::Own(memory), Memory::Own(next)) => memory.unsplit(next),
+            (Memory::Lent(lent), Memory::Lent(next)) => lent.join(&next),
             _ => unreachable!("memory of two kinds cannot be joined"),
         }
     }
@@ -170,8 +171,8 @@ impl Buffer {
     #[must_use]
     pub fn freeze(self) -> Payload {
         Payload(match self.0 {
-            Kind::Own(memory) => Kind::Own(memory.freeze()),
-            Kind::Lent(lent) => Kind::Lent(lent),
+            Memory::Own(memory) => Memory::Own(memory.freeze()),
+            Memory::Lent(lent) => Memory::Lent(lent),
         })
     }
 }
@@ -185,7 +186,7 @@ impl AsMut<[u8]> for Buffer {
 
 impl Default for Buffer {
     fn default() -> Self {
-        Self(Kind::Own(BytesMut::default()))
+        Self(Memory::Own(BytesMut::default()))
     }
 }
 
@@ -194,8 +195,8 @@ impl Payload {
     #[must_use]
     pub fn len(&self) -> usize {
         match &self.0 {
-            Kind::Own(bytes) => bytes.len(),
-            Kind::Lent(lent) => lent.len(),
+            Memory::Own(bytes) => bytes.len(),
+            Memory::Lent(lent) => lent.len(),
         }
     }
 
@@ -207,7 +208,7 @@ impl Payload {
 
     /// Returns the lent memory; `None` if the memory is our own.
     #[must_use]
-    pub const fn lent(&self) -> Option<&Lent> {
+    pub const fn lent(&self) -> Option<&LentBuffer> {
         self.0.lent()
     }
 
@@ -226,8 +227,8 @@ impl Payload {
     ///
     /// # Errors
     /// The lent memory can no longer be read.
-    pub fn stable(&self) -> Result<Self, OutOfReach> {
-        let Kind::Lent(lent) = &self.0 else { return Ok(self.clone()) };
+    pub fn stable(&self) -> Result<Self, BufferUnavailable> {
+        let Memory::Lent(lent) = &self.0 else { return Ok(self.clone()) };
         let mut copy = Buffer::zeroed(lent.len());
         lent.copy_to(copy.as_mut_slice())?;
         Ok(copy.freeze())
@@ -235,8 +236,8 @@ impl Payload {
 
     /// Returns the memory for reuse, if neither it nor any part of it is shared.
     pub(crate) fn into_buffer(self) -> Option<Buffer> {
-        let Kind::Own(bytes) = self.0 else { return None };
-        bytes.try_into_mut().ok().map(|memory| Buffer(Kind::Own(memory)))
+        let Memory::Own(bytes) = self.0 else { return None };
+        bytes.try_into_mut().ok().map(|memory| Buffer(Memory::Own(memory)))
     }
 
     /// Returns the part `range` (bytes) of the same memory.
@@ -246,15 +247,15 @@ impl Payload {
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Self {
         Self(match &self.0 {
-            Kind::Own(bytes) => Kind::Own(bytes.slice(range)),
-            Kind::Lent(lent) => Kind::Lent(lent.slice(range)),
+            Memory::Own(bytes) => Memory::Own(bytes.slice(range)),
+            Memory::Lent(lent) => Memory::Lent(lent.slice(range)),
         })
     }
 }
 
 impl Default for Payload {
     fn default() -> Self {
-        Self(Kind::Own(Bytes::default()))
+        Self(Memory::Own(Bytes::default()))
     }
 }
 
@@ -264,9 +265,9 @@ impl From<Buffer> for Payload {
     }
 }
 
-impl From<Lent> for Buffer {
+impl From<LentBuffer> for Buffer {
     /// The request that owns the memory must be completed after this has been dropped.
-    fn from(lent: Lent) -> Self {
-        Self(Kind::Lent(lent))
+    fn from(lent: LentBuffer) -> Self {
+        Self(Memory::Lent(lent))
     }
 }

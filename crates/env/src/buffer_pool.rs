@@ -18,9 +18,9 @@ const SIZES: usize = (LARGEST / SMALLEST).ilog2() as usize + 1;
 
 /// A pool of buffers; see the module documentation.
 #[derive(Debug)]
-pub struct Stock {
+pub struct BufferPool {
     /// By size, smallest first.
-    shelves: [Shelf; SIZES],
+    classes: [SizeClass; SIZES],
     /// Number of pieces requested so far.
     taken: u64,
     /// Bytes of all pieces in the pool, including their alignment space.
@@ -30,17 +30,17 @@ pub struct Stock {
 
 /// Pieces of one size.
 #[derive(Debug, Default)]
-struct Shelf {
+struct SizeClass {
     pieces: Vec<Buffer>,
     /// When a piece was last requested.
     used: u64,
 }
 
-impl Stock {
+impl BufferPool {
     /// Creates an empty pool that keeps at most this many bytes.
     #[must_use]
     pub fn new(bytes_max: usize) -> Self {
-        Self { shelves: core::array::from_fn(|_| Shelf::default()), taken: 0, bytes: 0, bytes_max }
+        Self { classes: core::array::from_fn(|_| SizeClass::default()), taken: 0, bytes: 0, bytes_max }
     }
 
     /// Returns `bytes` bytes, aligned like fresh ones. **Their content is arbitrary**, including
@@ -55,11 +55,11 @@ impl Stock {
     /// without blocking others.
     #[must_use]
     pub fn find(&mut self, bytes: usize) -> Option<Buffer> {
-        let shelf = shelf_of(bytes)?;
+        let class = class_of(bytes)?;
         self.taken += 1;
-        let shelf = &mut self.shelves[shelf];
-        shelf.used = self.taken;
-        let piece = shelf.pieces.pop()?;
+        let class = &mut self.classes[class];
+        class.used = self.taken;
+        let piece = class.pieces.pop()?;
         self.bytes -= cost(bytes);
         Some(piece)
     }
@@ -67,29 +67,29 @@ impl Stock {
     /// Returns whether pieces of this size are kept at all.
     #[must_use]
     pub fn keeps(bytes: usize) -> bool {
-        shelf_of(bytes).is_some()
+        class_of(bytes).is_some()
     }
 
     /// Keeps memory for later reuse, if there is room for it.
     pub fn put(&mut self, buffer: Buffer) {
         let size = buffer.len();
-        let Some(own) = shelf_of(size) else { return };
+        let Some(own) = class_of(size) else { return };
         if buffer.lent().is_some() || buffer.as_slice().as_ptr().align_offset(ALIGNMENT) != 0 {
             return;
         }
         // One size must not displace others: the size that was not requested for the longest time
         // is evicted.
         while self.bytes + cost(size) > self.bytes_max {
-            let filled = self.shelves.iter().enumerate().filter(|(_, shelf)| !shelf.pieces.is_empty());
-            let Some((longest, _)) = filled.min_by_key(|(_, shelf)| shelf.used) else { return };
+            let filled = self.classes.iter().enumerate().filter(|(_, class)| !class.pieces.is_empty());
+            let Some((longest, _)) = filled.min_by_key(|(_, class)| class.used) else { return };
             if longest == own {
                 return;
             }
-            self.shelves[longest].pieces.pop();
+            self.classes[longest].pieces.pop();
             self.bytes -= cost(SMALLEST << longest);
         }
         self.bytes += cost(size);
-        self.shelves[own].pieces.push(buffer);
+        self.classes[own].pieces.push(buffer);
     }
 
     /// The same for a written payload, unless it is still shared.
@@ -100,8 +100,8 @@ impl Stock {
     }
 }
 
-/// Returns the shelf of this size, if it is kept.
-fn shelf_of(bytes: usize) -> Option<usize> {
+/// Returns the class of this size, if it is kept.
+fn class_of(bytes: usize) -> Option<usize> {
     let is_size = bytes.is_power_of_two() && (SMALLEST..=LARGEST).contains(&bytes);
     is_size.then(|| (bytes / SMALLEST).ilog2() as usize)
 }
@@ -117,22 +117,22 @@ mod tests {
 
     #[test]
     fn what_was_put_back_is_taken_again() {
-        let mut stock = Stock::new(1 << 20);
-        let first = stock.take(4096);
+        let mut pool = BufferPool::new(1 << 20);
+        let first = pool.take(4096);
         let place = first.as_slice().as_ptr();
         assert_eq!(place.align_offset(ALIGNMENT), 0);
         let payload = first.freeze();
         let part = payload.slice(512..1024);
-        stock.put_payload(payload);
-        assert_ne!(stock.take(4096).as_slice().as_ptr(), place, "a part of it is somebody's");
+        pool.put_payload(payload);
+        assert_ne!(pool.take(4096).as_slice().as_ptr(), place, "a part of it is somebody's");
         // Not page-aligned, so it is not kept.
-        stock.put_payload(part);
-        let mut whole = stock.take(8192);
+        pool.put_payload(part);
+        let mut whole = pool.take(8192);
         let mut half = whole.split_to(4096);
         let place = half.as_slice().as_ptr();
         half.join(whole);
-        stock.put(half);
-        let again = stock.take(8192);
+        pool.put(half);
+        let again = pool.take(8192);
         assert_eq!((again.as_slice().as_ptr(), again.len()), (place, 8192));
     }
 
@@ -140,42 +140,42 @@ mod tests {
     /// until thousands of large pieces were counted as small ones.
     #[test]
     fn what_is_kept_is_as_large_as_it_is_counted() {
-        let mut stock = Stock::new(1 << 20);
+        let mut pool = BufferPool::new(1 << 20);
         for round in 0..2000 {
             let bytes =
                 [LARGEST, (1 << 20) + 4096, (64 << 10) + 512, 8192 + 4096, 4096, 512, 32 << 20][round % 7];
             // As the engine reads: in pieces, with nothing left over.
-            let mut rest = stock.take(bytes);
+            let mut rest = pool.take(bytes);
             let mut read = rest.split_to(bytes / 2);
             let second = rest.split_to(rest.len());
             read.join(second);
             assert_eq!(read.len(), bytes);
-            stock.put(read);
+            pool.put(read);
         }
-        let kept = |shelf: usize| {
-            stock.shelves[shelf].pieces.iter().map(move |piece| (piece.len(), SMALLEST << shelf))
+        let kept = |class: usize| {
+            pool.classes[class].pieces.iter().map(move |piece| (piece.len(), SMALLEST << class))
         };
         for (length, size) in (0..SIZES).flat_map(kept) {
             assert_eq!(length, size);
         }
-        assert!(stock.shelves[1].pieces.is_empty(), "nobody took one of 8 KiB");
+        assert!(pool.classes[1].pieces.is_empty(), "nobody took one of 8 KiB");
     }
 
     #[test]
     fn no_more_is_kept_than_may_be() {
-        let mut stock = Stock::new(1 << 20);
+        let mut pool = BufferPool::new(1 << 20);
         for bytes in [2 * LARGEST, LARGEST, 1 << 19, 4096, 4097, 60_000, 1] {
-            let taken: Vec<Buffer> = (0..300).map(|_| stock.take(bytes)).collect();
+            let taken: Vec<Buffer> = (0..300).map(|_| pool.take(bytes)).collect();
             assert!(taken.iter().all(|buffer| buffer.len() == bytes));
-            taken.into_iter().for_each(|buffer| stock.put(buffer));
-            let of_shelf = |shelf: usize| stock.shelves[shelf].pieces.len() * cost(SMALLEST << shelf);
-            assert_eq!(stock.bytes, (0..SIZES).map(of_shelf).sum());
-            assert!(stock.bytes <= 1 << 20);
+            taken.into_iter().for_each(|buffer| pool.put(buffer));
+            let of_class = |class: usize| pool.classes[class].pieces.len() * cost(SMALLEST << class);
+            assert_eq!(pool.bytes, (0..SIZES).map(of_class).sum());
+            assert!(pool.bytes <= 1 << 20);
         }
-        assert_eq!(stock.shelves[0].pieces.len(), 128, "what is in use has driven out what was before it");
-        let taken = stock.take(1 << 19);
+        assert_eq!(pool.classes[0].pieces.len(), 128, "what is in use has driven out what was before it");
+        let taken = pool.take(1 << 19);
         let place = taken.as_slice().as_ptr();
-        stock.put(taken);
-        assert_eq!(stock.take(1 << 19).as_slice().as_ptr(), place, "large ones drive out small ones as well");
+        pool.put(taken);
+        assert_eq!(pool.take(1 << 19).as_slice().as_ptr(), place, "large ones drive out small ones as well");
     }
 }

@@ -38,7 +38,8 @@ impl Disk {
             health.successes_since = errors.successes_since;
         }
         let (operations, listened) = (core.operations.borrow(), core.listened.borrow());
-        let waiting = operations.iter().filter(|(_, operation)| !matches!(operation.slot, Slot::Done(_)));
+        let waiting =
+            operations.iter().filter(|(_, operation)| !matches!(operation.slot, OperationState::Done(_)));
         let waiting = waiting.map(|(_, operation)| &operation.what);
         for what in waiting.chain(listened.iter().map(|(_, listened)| &listened.what)) {
             if what.disk == self.id {
@@ -57,55 +58,61 @@ impl Disk {
 
     /// Fills `buffer` (whole sectors) from `sector` on. The buffer is returned with the result,
     /// also on failure. Like all operations, it is in flight from this call on.
-    pub fn read(&self, sector: u64, buffer: Buffer) -> Reading {
-        Reading(self.env.submit(self.id, Op::Read { sector, buffer }))
+    pub fn read(&self, sector: u64, buffer: Buffer) -> ReadFuture {
+        ReadFuture(self.env.submit(self.id, Op::Read { sector, buffer }))
     }
 
     /// Writes `payload` (whole sectors) at `sector`.
-    pub fn write(&self, sector: u64, payload: Payload) -> Changing {
+    pub fn write(&self, sector: u64, payload: Payload) -> OperationFuture {
         self.change(Op::Write { sector, payload, fua: false })
     }
 
     /// Writes `payload` at `sector`; durable when it has completed.
-    pub fn write_fua(&self, sector: u64, payload: Payload) -> Changing {
+    pub fn write_fua(&self, sector: u64, payload: Payload) -> OperationFuture {
         self.change(Op::Write { sector, payload, fua: true })
     }
 
     /// Makes every write that completed before this call durable.
-    pub fn flush(&self) -> Changing {
+    pub fn flush(&self) -> OperationFuture {
         self.change(Op::Flush)
     }
 
     /// Discards the content of a range.
-    pub fn discard(&self, sector: u64, sectors: u64) -> Changing {
+    pub fn discard(&self, sector: u64, sectors: u64) -> OperationFuture {
         self.change(Op::Discard { sector, sectors })
     }
 
     /// Makes a range read as zeroes, without a transfer; with `unmap` the space below may be given
     /// up.
-    pub fn zero(&self, sector: u64, sectors: u64, unmap: bool) -> Changing {
+    pub fn zero(&self, sector: u64, sectors: u64, unmap: bool) -> OperationFuture {
         self.change(Op::Zero { sector, sectors, unmap })
     }
 
     /// Like [`Disk::read`], but `listener` is notified of the completion, under that number.
     #[inline]
-    pub fn read_for(&self, sector: u64, buffer: Buffer, listener: Rc<dyn Listener>, number: usize) {
+    pub fn read_for(&self, sector: u64, buffer: Buffer, listener: Rc<dyn CompletionListener>, number: usize) {
         self.env.begin_for(self.id, Op::Read { sector, buffer }, listener, number);
     }
 
     /// Like [`Disk::write`], with a listener.
     #[inline]
-    pub fn write_for(&self, sector: u64, payload: Payload, listener: Rc<dyn Listener>, number: usize) {
+    pub fn write_for(
+        &self,
+        sector: u64,
+        payload: Payload,
+        listener: Rc<dyn CompletionListener>,
+        number: usize,
+    ) {
         self.env.begin_for(self.id, Op::Write { sector, payload, fua: false }, listener, number);
     }
 
-    fn change(&self, op: Op) -> Changing {
-        Changing(self.env.submit(self.id, op))
+    fn change(&self, op: Op) -> OperationFuture {
+        OperationFuture(self.env.submit(self.id, op))
     }
 }
 
 /// Is notified of the completion of an operation, instead of a task that waits for it.
-pub trait Listener {
+pub trait CompletionListener {
     /// The operation with that number, which the listener has chosen, has completed with this
     /// result. A read's memory is returned. This call cannot wait; it is charged like what a task
     /// does between two waits.
@@ -113,9 +120,9 @@ pub trait Listener {
 }
 
 /// The future of [`Disk::read`].
-pub struct Reading(Pending);
+pub struct ReadFuture(PendingOperation);
 
-impl Future for Reading {
+impl Future for ReadFuture {
     type Output = (Result<(), IoError>, Buffer);
 
     #[inline]
@@ -126,9 +133,9 @@ impl Future for Reading {
 }
 
 /// The future of an operation that returns no data.
-pub struct Changing(Pending);
+pub struct OperationFuture(PendingOperation);
 
-impl Future for Changing {
+impl Future for OperationFuture {
     type Output = Result<(), IoError>;
 
     #[inline]
@@ -155,24 +162,24 @@ pub struct DiskHealth {
 }
 
 /// What is remembered of a device that has failed.
-pub(crate) struct Errors {
+pub(crate) struct ErrorHistory {
     count: u64,
     last: IoError,
     at: Time,
     successes_since: u64,
 }
 
-impl Errors {
+impl ErrorHistory {
     /// Records the result of an operation.
     #[inline]
-    fn note(core: &Core, what: &What, result: Result<(), IoErrorKind>) {
+    fn note(core: &Core, what: &OperationInfo, result: Result<(), IoErrorKind>) {
         // Usually, no device has ever failed.
         if result.is_err() || !core.errors.borrow().is_empty() {
             Self::note_down(core, what, result);
         }
     }
 
-    fn note_down(core: &Core, what: &What, result: Result<(), IoErrorKind>) {
+    fn note_down(core: &Core, what: &OperationInfo, result: Result<(), IoErrorKind>) {
         let mut errors = core.errors.borrow_mut();
         match (result, errors.get_mut(&what.disk)) {
             // An operation that the device does not support is not a failure of the device.
@@ -190,7 +197,7 @@ impl Errors {
 
 /// What an operation concerns.
 #[derive(Clone, Copy)]
-pub(crate) struct What {
+pub(crate) struct OperationInfo {
     pub disk: DiskId,
     /// Its first sector; 0 for a flush.
     pub sector: u64,
@@ -199,12 +206,12 @@ pub(crate) struct What {
 
 /// An operation in flight, or completed and not polled yet.
 pub(crate) struct Operation {
-    pub slot: Slot,
-    pub what: What,
+    pub slot: OperationState,
+    pub what: OperationInfo,
 }
 
 /// The state of one operation between submission and the future's last poll.
-pub(crate) enum Slot {
+pub(crate) enum OperationState {
     Waiting(Option<Waker>),
     Done(Completion),
     /// The future was dropped first; the completion frees the slot.
@@ -212,23 +219,23 @@ pub(crate) enum Slot {
 }
 
 /// An operation in flight that no future waits for.
-pub(crate) struct Listened {
-    pub listener: Rc<dyn Listener>,
+pub(crate) struct ListenedOperation {
+    pub listener: Rc<dyn CompletionListener>,
     /// Chosen by the listener.
     pub number: usize,
-    pub what: What,
+    pub what: OperationInfo,
 }
 
 /// Where an operation is kept, as encoded in its token.
 #[derive(Clone, Copy)]
-pub(crate) enum Kept {
+pub(crate) enum OperationKey {
     /// Among those that futures wait for.
     Awaited(usize),
     /// Among those that have a listener.
     Listened(usize),
 }
 
-impl Kept {
+impl OperationKey {
     #[inline]
     pub(crate) const fn token(self) -> Token {
         match self {
@@ -244,12 +251,12 @@ impl Kept {
     }
 }
 
-impl Slot {
+impl OperationState {
     /// Handles the completion of the operation at `place`.
     pub(crate) fn complete(core: &Core, place: usize, completion: Completion) {
         let mut operations = core.operations.borrow_mut();
         let operation = operations.get_mut(place).expect("a completion is for an operation in flight");
-        Errors::note(core, &operation.what, completion.result);
+        ErrorHistory::note(core, &operation.what, completion.result);
         match core::mem::replace(&mut operation.slot, Self::Done(completion)) {
             Self::Waiting(waker) => {
                 if let Some(waker) = waker {
@@ -262,36 +269,36 @@ impl Slot {
     }
 }
 
-impl Listened {
+impl ListenedOperation {
     /// Handles the completion of the operation at `place`.
     #[inline]
     pub(crate) fn complete(core: &Core, place: usize, completion: Completion) {
         let Self { listener, number, what } = core.listened.borrow_mut().remove(place);
-        Errors::note(core, &what, completion.result);
+        ErrorHistory::note(core, &what, completion.result);
         let result = completion.result.map_err(|kind| what.error(kind));
         listener.ended(number, result, completion.buffer);
     }
 }
 
-impl What {
+impl OperationInfo {
     const fn error(&self, kind: IoErrorKind) -> IoError {
         IoError { kind, disk: self.disk, sector: self.sector }
     }
 }
 
 /// An operation in flight.
-pub(crate) struct Pending {
+pub(crate) struct PendingOperation {
     env: Env,
     slot: Option<usize>,
 }
 
-impl Pending {
+impl PendingOperation {
     pub(crate) const fn new(env: Env, slot: usize) -> Self {
         Self { env, slot: Some(slot) }
     }
 }
 
-impl Future for Pending {
+impl Future for PendingOperation {
     type Output = (Result<(), IoError>, Option<Buffer>);
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -299,31 +306,33 @@ impl Future for Pending {
         let index = own.expect("a completed operation is not polled again");
         let mut operations = env.core.operations.borrow_mut();
         match &mut operations[index].slot {
-            Slot::Waiting(waker) => {
+            OperationState::Waiting(waker) => {
                 *waker = Some(context.waker().clone());
                 Poll::Pending
             }
-            Slot::Done(_) => {
+            OperationState::Done(_) => {
                 let Operation { slot, what } = operations.remove(index);
-                let Slot::Done(completion) = slot else { unreachable!("the slot was matched above") };
+                let OperationState::Done(completion) = slot else {
+                    unreachable!("the slot was matched above")
+                };
                 *own = None;
                 let result = completion.result.map_err(|kind| what.error(kind));
                 Poll::Ready((result, completion.buffer))
             }
-            Slot::Abandoned => unreachable!("an operation being polled is not abandoned"),
+            OperationState::Abandoned => unreachable!("an operation being polled is not abandoned"),
         }
     }
 }
 
-impl Drop for Pending {
+impl Drop for PendingOperation {
     fn drop(&mut self) {
         let Some(index) = self.slot else { return };
         // During the executor's own teardown nothing else may borrow the slab; if it is borrowed,
         // it is being dropped.
         let Ok(mut operations) = self.env.core.operations.try_borrow_mut() else { return };
         match operations.get_mut(index).map(|operation| &mut operation.slot) {
-            Some(slot @ Slot::Waiting(_)) => *slot = Slot::Abandoned,
-            Some(Slot::Done(_)) => drop(operations.remove(index)),
+            Some(slot @ OperationState::Waiting(_)) => *slot = OperationState::Abandoned,
+            Some(OperationState::Done(_)) => drop(operations.remove(index)),
             _ => {}
         }
     }

@@ -6,7 +6,7 @@
 //! memory never outlives its request, and its holder must not keep it longer than it takes to
 //! answer. Work that continues after the answer must take a copy before.
 
-use crate::buffer::OutOfReach;
+use crate::buffer::BufferUnavailable;
 use alloc::sync::Arc;
 use core::fmt::Debug;
 use core::ops::Range;
@@ -16,7 +16,7 @@ static ZEROES: [u8; 4096] = [0; 4096];
 
 /// Where the memory of a request is registered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Slot {
+pub struct BufferSlot {
     /// The ring, by a number that is unique among all rings this process has created. I/O on
     /// another ring cannot use the slot.
     pub ring: u64,
@@ -28,7 +28,7 @@ pub struct Slot {
 /// failure, which the lender handles.
 pub trait Lender: Send + Sync + Debug {
     /// Returns where the memory is registered.
-    fn slot(&self) -> Slot;
+    fn slot(&self) -> BufferSlot;
 
     /// Copies the bytes from `start` on out of the memory of a write request. Returns false if they
     /// are not available.
@@ -41,13 +41,13 @@ pub trait Lender: Send + Sync + Debug {
 
 /// A piece of the memory of one request.
 #[derive(Clone, Debug)]
-pub struct Lent {
+pub struct LentBuffer {
     lender: Arc<dyn Lender>,
     start: usize,
     length: usize,
 }
 
-impl Lent {
+impl LentBuffer {
     /// Creates the whole memory of a request, `length` bytes.
     #[must_use]
     pub fn new(lender: Arc<dyn Lender>, length: usize) -> Self {
@@ -56,7 +56,7 @@ impl Lent {
 
     /// Returns where its memory is registered, and its offset in that, in bytes.
     #[must_use]
-    pub fn place(&self) -> (Slot, usize) {
+    pub fn place(&self) -> (BufferSlot, usize) {
         (self.lender.slot(), self.start)
     }
 
@@ -79,9 +79,9 @@ impl Lent {
     ///
     /// # Panics
     /// If `into` has another length.
-    pub fn copy_to(&self, into: &mut [u8]) -> Result<(), OutOfReach> {
+    pub fn copy_to(&self, into: &mut [u8]) -> Result<(), BufferUnavailable> {
         assert_eq!(into.len(), self.length, "the target has the same length");
-        if self.lender.read(self.start, into) { Ok(()) } else { Err(OutOfReach) }
+        if self.lender.read(self.start, into) { Ok(()) } else { Err(BufferUnavailable) }
     }
 
     /// Copies `bytes` over its beginning. If the lender does not accept them, the request fails.

@@ -9,17 +9,18 @@ use core::task::Poll;
 /// Runs all futures to their end and returns their results in order. Each wake-up polls those not
 /// yet done; meant for the few pieces of one request.
 pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
-    enum Slot<F: Future> {
+    enum JoinSlot<F: Future> {
         Running(Pin<Box<F>>),
         Done(Option<F::Output>),
     }
-    let mut slots: Vec<Slot<F>> = futures.into_iter().map(|future| Slot::Running(Box::pin(future))).collect();
+    let mut slots: Vec<JoinSlot<F>> =
+        futures.into_iter().map(|future| JoinSlot::Running(Box::pin(future))).collect();
     core::future::poll_fn(|context| {
         let mut all_done = true;
         for slot in &mut slots {
-            if let Slot::Running(future) = slot {
+            if let JoinSlot::Running(future) = slot {
                 match future.as_mut().poll(context) {
-                    Poll::Ready(output) => *slot = Slot::Done(Some(output)),
+                    Poll::Ready(output) => *slot = JoinSlot::Done(Some(output)),
                     Poll::Pending => all_done = false,
                 }
             }
@@ -28,8 +29,8 @@ pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F:
     })
     .await;
     let done = slots.into_iter().map(|slot| match slot {
-        Slot::Done(output) => output.expect("an output is taken once"),
-        Slot::Running(_) => unreachable!("all futures have ended"),
+        JoinSlot::Done(output) => output.expect("an output is taken once"),
+        JoinSlot::Running(_) => unreachable!("all futures have ended"),
     });
     done.collect()
 }

@@ -21,12 +21,12 @@ pub mod rng;
 pub mod sync;
 pub mod time;
 
-pub use buffer::{Buffer, OutOfReach, Payload};
-pub use buffer_pool::Stock;
-pub use disk::{Disk, DiskHealth, Listener};
+pub use buffer::{Buffer, BufferUnavailable, Payload};
+pub use buffer_pool::BufferPool;
+pub use disk::{CompletionListener, Disk, DiskHealth};
 pub use driver::{Completion, DiskId, DiskInfo, Driver, Event, IoError, IoErrorKind, Op, Token};
-pub use exec::{Env, Executor, Order, Outcome, TASKS_MAX};
-pub use foreign_buffer::{Lender, Lent, Slot};
+pub use exec::{Env, Executor, RunOrder, RunOutcome, TASKS_MAX};
+pub use foreign_buffer::{BufferSlot, Lender, LentBuffer};
 pub use join::{join_all, join_two};
 pub use note::{Note, NoteRecord};
 pub use time::Time;

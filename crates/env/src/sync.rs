@@ -72,18 +72,18 @@ impl Future for Notified<'_> {
 }
 
 /// A value that one task delivers and another waits for.
-pub struct Coming<T> {
+pub struct OneShot<T> {
     value: Cell<Option<T>>,
     here: Notify,
 }
 
-impl<T> Default for Coming<T> {
+impl<T> Default for OneShot<T> {
     fn default() -> Self {
         Self { value: Cell::new(None), here: Notify::new() }
     }
 }
 
-impl<T> Coming<T> {
+impl<T> OneShot<T> {
     /// Delivers the value.
     pub fn bring(&self, value: T) {
         self.value.set(Some(value));
@@ -101,7 +101,7 @@ impl<T> Coming<T> {
     }
 }
 
-struct Inner {
+struct SemaphoreInner {
     free: Cell<usize>,
     queue: RefCell<VecDeque<(u64, usize, Option<Waker>)>>,
     next: Cell<u64>,
@@ -110,15 +110,18 @@ struct Inner {
 /// Counted permits, granted strictly in order of request.
 #[derive(Clone)]
 pub struct Semaphore {
-    inner: Rc<Inner>,
+    inner: Rc<SemaphoreInner>,
 }
 
 impl Semaphore {
     /// Creates a semaphore with `permits` free.
     #[must_use]
     pub fn new(permits: usize) -> Self {
-        let inner =
-            Inner { free: Cell::new(permits), queue: RefCell::new(VecDeque::new()), next: Cell::new(0) };
+        let inner = SemaphoreInner {
+            free: Cell::new(permits),
+            queue: RefCell::new(VecDeque::new()),
+            next: Cell::new(0),
+        };
         Self { inner: Rc::new(inner) }
     }
 
@@ -152,7 +155,7 @@ impl Semaphore {
 /// Permits held.
 #[must_use = "dropping a permit returns it"]
 pub struct Permit {
-    inner: Rc<Inner>,
+    inner: Rc<SemaphoreInner>,
     count: usize,
 }
 
@@ -170,7 +173,7 @@ impl Drop for Permit {
     }
 }
 
-impl Inner {
+impl SemaphoreInner {
     /// Wakes the first waiter if it can be served; it wakes the next in turn.
     fn wake_first(&self) {
         if let Some((_, count, waker)) = self.queue.borrow_mut().front_mut()
@@ -184,7 +187,7 @@ impl Inner {
 
 /// The future of [`Semaphore::acquire`].
 pub struct Acquire {
-    inner: Rc<Inner>,
+    inner: Rc<SemaphoreInner>,
     count: usize,
     ticket: Option<u64>,
 }

@@ -1,8 +1,8 @@
 //! Completions of operations that no task waits for.
 
 use bcached_env::{
-    Buffer, Completion, DiskId, DiskInfo, Driver, Event, Executor, IoError, IoErrorKind, Listener, Op, Order,
-    Outcome, Time, Token,
+    Buffer, Completion, CompletionListener, DiskId, DiskInfo, Driver, Event, Executor, IoError, IoErrorKind,
+    Op, RunOrder, RunOutcome, Time, Token,
 };
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -13,12 +13,12 @@ const MUCH_NS: u64 = 60_000;
 
 /// Completes all operations at the next wait; reads of sector 13 fail.
 #[derive(Default)]
-struct Ending {
+struct DeferredDriver {
     asked: Vec<Completion>,
     waits: Rc<Cell<u32>>,
 }
 
-impl Driver for Ending {
+impl Driver for DeferredDriver {
     fn submit(&mut self, disk: DiskId, token: Token, op: Op) {
         assert_eq!(disk, DISK);
         let (result, buffer) = match op {
@@ -62,16 +62,16 @@ impl Driver for Ending {
 
 /// A completion as reported: number, result, length of the returned memory, and number of driver
 /// waits before it.
-type Told = (usize, Result<(), IoError>, Option<usize>, u32);
+type Report = (usize, Result<(), IoError>, Option<usize>, u32);
 
-struct Notes {
-    told: RefCell<Vec<Told>>,
+struct ReportLog {
+    told: RefCell<Vec<Report>>,
     waits: Rc<Cell<u32>>,
     env: bcached_env::Env,
     charge: u64,
 }
 
-impl Listener for Notes {
+impl CompletionListener for ReportLog {
     fn ended(self: Rc<Self>, number: usize, result: Result<(), IoError>, buffer: Option<Buffer>) {
         self.env.charge(self.charge);
         self.told.borrow_mut().push((number, result, buffer.map(|buffer| buffer.len()), self.waits.get()));
@@ -79,27 +79,27 @@ impl Listener for Notes {
 }
 
 /// Creates an executor and a listener that is charged `charge` nanoseconds each time.
-fn world(order: Order, charge: u64) -> (Executor, Rc<Notes>) {
+fn world(order: RunOrder, charge: u64) -> (Executor, Rc<ReportLog>) {
     let waits = Rc::<Cell<u32>>::default();
-    let driver = Ending { asked: Vec::new(), waits: Rc::clone(&waits) };
+    let driver = DeferredDriver { asked: Vec::new(), waits: Rc::clone(&waits) };
     let executor = Executor::new(Box::new(driver), order, 1);
-    let notes = Notes { told: RefCell::default(), waits, env: executor.env(), charge };
+    let notes = ReportLog { told: RefCell::default(), waits, env: executor.env(), charge };
     (executor, Rc::new(notes))
 }
 
-fn listener(notes: &Rc<Notes>) -> Rc<dyn Listener> {
-    Rc::<Notes>::clone(notes)
+fn listener(notes: &Rc<ReportLog>) -> Rc<dyn CompletionListener> {
+    Rc::<ReportLog>::clone(notes)
 }
 
 #[test]
 fn who_listens_is_told_of_the_end() {
-    let (mut executor, notes) = world(Order::Fifo, 0);
+    let (mut executor, notes) = world(RunOrder::Fifo, 0);
     let disk = executor.env().disk(DISK);
     disk.read_for(8, Buffer::zeroed(4096), listener(&notes), 7);
     disk.read_for(13, Buffer::zeroed(512), listener(&notes), 8);
     disk.write_for(0, Buffer::zeroed(512).freeze(), listener(&notes), 9);
     assert_eq!(disk.health().waiting, 3);
-    assert_eq!(executor.run_until(|| notes.told.borrow().len() == 3), Outcome::Done);
+    assert_eq!(executor.run_until(|| notes.told.borrow().len() == 3), RunOutcome::Done);
     let error = IoError { kind: IoErrorKind::Io, disk: DISK, sector: 13 };
     let told = [(7, Ok(()), Some(4096), 1), (8, Err(error), Some(512), 1), (9, Ok(()), None, 1)];
     assert_eq!(*notes.told.borrow(), told);
@@ -113,13 +113,13 @@ fn who_listens_is_told_of_the_end() {
 /// may.
 #[test]
 fn the_driver_is_looked_at_between_many_ends() {
-    for order in [Order::Fifo, Order::Seeded(bcached_env::rng::Rng::new(5))] {
+    for order in [RunOrder::Fifo, RunOrder::Seeded(bcached_env::rng::Rng::new(5))] {
         let (mut executor, notes) = world(order, MUCH_NS);
         let disk = executor.env().disk(DISK);
         for number in 0..20 {
             disk.read_for(8, Buffer::zeroed(512), listener(&notes), number);
         }
-        assert_eq!(executor.run_until(|| notes.told.borrow().len() == 20), Outcome::Done);
+        assert_eq!(executor.run_until(|| notes.told.borrow().len() == 20), RunOutcome::Done);
         let told = notes.told.borrow();
         for look in 1..=notes.waits.get() {
             let together = told.iter().filter(|told| told.3 == look).count();
@@ -133,12 +133,12 @@ fn the_driver_is_looked_at_between_many_ends() {
 }
 
 /// Submits a new operation for each completion it is told of.
-struct Greedy {
+struct ResubmittingListener {
     told: Cell<u32>,
     env: bcached_env::Env,
 }
 
-impl Listener for Greedy {
+impl CompletionListener for ResubmittingListener {
     fn ended(self: Rc<Self>, number: usize, _result: Result<(), IoError>, buffer: Option<Buffer>) {
         self.told.set(self.told.get() + 1);
         let disk = self.env.disk(DISK);
@@ -149,11 +149,11 @@ impl Listener for Greedy {
 /// However many completions there are, and although nothing is charged for them.
 #[test]
 fn tasks_go_on_beside_ends_without_an_end() {
-    let (mut executor, notes) = world(Order::Fifo, 0);
+    let (mut executor, notes) = world(RunOrder::Fifo, 0);
     let env = executor.env();
-    let greedy = Rc::new(Greedy { told: Cell::new(0), env: env.clone() });
+    let greedy = Rc::new(ResubmittingListener { told: Cell::new(0), env: env.clone() });
     for number in 0..1000 {
-        env.disk(DISK).read_for(8, Buffer::zeroed(512), Rc::<Greedy>::clone(&greedy), number);
+        env.disk(DISK).read_for(8, Buffer::zeroed(512), Rc::<ResubmittingListener>::clone(&greedy), number);
     }
     let polls = Rc::<Cell<u32>>::default();
     let counted = Rc::clone(&polls);
@@ -164,7 +164,7 @@ fn tasks_go_on_beside_ends_without_an_end() {
             world.yield_now().await;
         }
     });
-    assert_eq!(executor.run_until(|| greedy.told.get() >= 20_000), Outcome::Done);
+    assert_eq!(executor.run_until(|| greedy.told.get() >= 20_000), RunOutcome::Done);
     assert!(polls.get() > 2000, "a task was polled {} times beside 20,000 ends", polls.get());
     assert!(notes.waits.get() > 20_000 / 1000, "the driver was looked at {} times", notes.waits.get());
 }
@@ -173,7 +173,7 @@ fn tasks_go_on_beside_ends_without_an_end() {
 #[test]
 fn a_seed_decides_on_the_order() {
     let order_of = |seed| {
-        let (mut executor, notes) = world(Order::Seeded(bcached_env::rng::Rng::new(seed)), 0);
+        let (mut executor, notes) = world(RunOrder::Seeded(bcached_env::rng::Rng::new(seed)), 0);
         let disk = executor.env().disk(DISK);
         (0..8).for_each(|number| disk.read_for(8, Buffer::zeroed(512), listener(&notes), number));
         // A task that becomes ready together with the completions.
@@ -182,7 +182,7 @@ fn a_seed_decides_on_the_order() {
             let (result, buffer) = asks.await;
             notes_too.ended(99, result, Some(buffer));
         });
-        assert_eq!(executor.run_until(|| notes.told.borrow().len() == 9), Outcome::Done);
+        assert_eq!(executor.run_until(|| notes.told.borrow().len() == 9), RunOutcome::Done);
         notes.told.borrow().iter().map(|told| told.0).collect::<Vec<_>>()
     };
     assert_eq!(order_of(1), order_of(1));
@@ -195,7 +195,7 @@ fn a_seed_decides_on_the_order() {
 /// The crash of a simulated process.
 #[test]
 fn an_executor_that_goes_away_lets_go_of_who_listens() {
-    let (executor, notes) = world(Order::Fifo, 0);
+    let (executor, notes) = world(RunOrder::Fifo, 0);
     executor.env().disk(DISK).read_for(8, Buffer::zeroed(512), listener(&notes), 0);
     assert_eq!(Rc::strong_count(&notes), 2);
     drop(executor);

@@ -5,7 +5,7 @@
 //! further inside it. So a node that was copied to another bucket, or survives in a reused one,
 //! fails its check. Several sets make a node; `node_log` reads them.
 
-use crate::checksum::{CHECKSUM_BYTES, Sum};
+use crate::checksum::{CHECKSUM_BYTES, Checksum};
 use crate::error::BsetError;
 use crate::identity::SetMagic;
 use crate::key::{Key, Pointer};
@@ -37,7 +37,7 @@ const VERSION_SEEDED: u32 = 1;
 
 /// The node to which a set must belong; checked when the set is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct BsetPlace {
+pub struct NodeIdentity {
     /// Magic of the cache set.
     pub magic: SetMagic,
     /// Pointer of the node's own key.
@@ -68,7 +68,7 @@ impl<'a> Bset<'a> {
     /// # Errors
     /// The first check that fails: version, length, magic, checksum, keys. An empty set is not an
     /// error here.
-    pub fn parse(bytes: &'a [u8], place: BsetPlace) -> Result<Self, BsetError> {
+    pub fn parse(bytes: &'a [u8], place: NodeIdentity) -> Result<Self, BsetError> {
         let mut reader = BsetReader::new(bytes, place)?;
         loop {
             if let Some(set) = reader.step(usize::MAX)? {
@@ -92,7 +92,7 @@ pub struct BsetReader<'a> {
     version: u32,
     /// End of the part that is summed.
     end: usize,
-    sum: Sum,
+    sum: Checksum,
     /// The keys, checked once the sum is known to be right.
     keys: KeyListReader<'a>,
 }
@@ -103,7 +103,7 @@ impl<'a> BsetReader<'a> {
     ///
     /// # Errors
     /// Version, length, magic.
-    pub fn new(bytes: &'a [u8], place: BsetPlace) -> Result<Self, BsetError> {
+    pub fn new(bytes: &'a [u8], place: NodeIdentity) -> Result<Self, BsetError> {
         let header = BSET_HEADER_BYTES as u64;
         if (bytes.len() as u64) < header {
             return Err(BsetError::BeyondNode { wanted: header, found: bytes.len() });
@@ -160,8 +160,8 @@ impl<'a> BsetReader<'a> {
 const KEY_BYTES: usize = 3 * WORD_BYTES;
 
 /// Returns the start value of a set's sum.
-fn start(version: u32, node: Pointer) -> Sum {
-    if version == VERSION_SEEDED { Sum::seeded(node.word()) } else { Sum::default() }
+fn start(version: u32, node: Pointer) -> Checksum {
+    if version == VERSION_SEEDED { Checksum::seeded(node.word()) } else { Checksum::default() }
 }
 
 /// Builds a sealed set with `keys`. The caller pads it to whole blocks.
@@ -169,7 +169,7 @@ fn start(version: u32, node: Pointer) -> Sum {
 /// # Panics
 /// If `seq` is zero (which marks a node without sets), or there are 2^32 words of keys.
 #[must_use]
-pub fn seal(place: BsetPlace, seq: u64, keys: &[Key]) -> Vec<u8> {
+pub fn seal(place: NodeIdentity, seq: u64, keys: &[Key]) -> Vec<u8> {
     let words = keys.iter().map(Key::words).sum();
     let mut set = BsetWriter::new(alloc::vec![0; set_bytes(words)], place, seq, words);
     set.push(keys);
@@ -184,7 +184,7 @@ pub struct BsetWriter<M> {
     end: usize,
     /// Where the keys will end.
     whole: usize,
-    sum: Sum,
+    sum: Checksum,
 }
 
 impl<M: AsMut<[u8]>> BsetWriter<M> {
@@ -194,7 +194,7 @@ impl<M: AsMut<[u8]>> BsetWriter<M> {
     /// # Panics
     /// As for [`seal`], and if the set does not fit.
     #[must_use]
-    pub fn new(mut memory: M, place: BsetPlace, seq: u64, words: usize) -> Self {
+    pub fn new(mut memory: M, place: NodeIdentity, seq: u64, words: usize) -> Self {
         let whole = set_bytes(words);
         let sum = begin(&mut memory.as_mut()[..whole], place, seq);
         Self { memory, end: BSET_HEADER_BYTES, whole, sum }
@@ -231,7 +231,7 @@ impl<M: AsMut<[u8]>> BsetWriter<M> {
 ///
 /// # Panics
 /// If `bytes` are not a header and whole words, or `seq` is zero.
-pub fn seal_in_place(bytes: &mut [u8], place: BsetPlace, seq: u64) {
+pub fn seal_in_place(bytes: &mut [u8], place: NodeIdentity, seq: u64) {
     let mut sum = begin(bytes, place, seq);
     sum.add(&bytes[BSET_HEADER_BYTES..]);
     CSUM.set_u64(bytes, sum.value());
@@ -239,7 +239,7 @@ pub fn seal_in_place(bytes: &mut [u8], place: BsetPlace, seq: u64) {
 
 /// Fills in the header of the set that takes all of `bytes`, except for the checksum. Returns the
 /// running sum, which covers the header.
-fn begin(bytes: &mut [u8], place: BsetPlace, seq: u64) -> Sum {
+fn begin(bytes: &mut [u8], place: NodeIdentity, seq: u64) -> Checksum {
     assert!(seq != 0, "a node's sequence number is never zero");
     let keys = bytes.len().checked_sub(BSET_HEADER_BYTES).expect("room for the header");
     assert!(keys.is_multiple_of(WORD_BYTES), "keys are whole words");

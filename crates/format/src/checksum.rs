@@ -21,7 +21,7 @@ pub fn checksum(bytes: &[u8]) -> u64 {
 /// word of the node's own key.
 #[must_use]
 pub fn checksum_seeded(seed: u64, bytes: &[u8]) -> u64 {
-    let mut sum = Sum::seeded(seed);
+    let mut sum = Checksum::seeded(seed);
     sum.add(bytes);
     sum.value()
 }
@@ -29,16 +29,16 @@ pub fn checksum_seeded(seed: u64, bytes: &[u8]) -> u64 {
 /// Computes either form in pieces, so that a task that sums many bytes can yield to others in
 /// between.
 #[derive(Clone, Debug)]
-pub struct Sum(Digest);
+pub struct Checksum(Digest);
 
-impl Default for Sum {
+impl Default for Checksum {
     /// Starts a sum in the standard form.
     fn default() -> Self {
         Self(Digest::new(CrcAlgorithm::Crc64We))
     }
 }
 
-impl Sum {
+impl Checksum {
     /// Starts a sum in the form of a B-tree set: see [`checksum_seeded`].
     #[must_use]
     pub fn seeded(seed: u64) -> Self {

@@ -17,7 +17,7 @@ pub struct Features {
 
 /// How the bucket size is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum BucketSizeForm {
+pub enum BucketSizeEncoding {
     /// The 16-bit field holds sectors.
     Plain,
     /// The field holds the base-2 logarithm of the sectors.
@@ -60,11 +60,11 @@ impl Features {
 
     /// Returns how the bucket size is stored, in a supported set.
     #[must_use]
-    pub const fn bucket_size_form(&self) -> BucketSizeForm {
+    pub const fn bucket_size_form(&self) -> BucketSizeEncoding {
         if self.incompat & Self::INCOMPAT_LARGE_BUCKET != 0 {
-            BucketSizeForm::Logarithm
+            BucketSizeEncoding::Logarithm
         } else {
-            BucketSizeForm::Plain
+            BucketSizeEncoding::Plain
         }
     }
 }

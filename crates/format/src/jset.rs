@@ -91,7 +91,7 @@ pub struct TableSeal {
     /// Checksum of all bytes of the table.
     pub sum: u64,
     /// Number of the write that produced the table: its slots are stamped with the same number (see
-    /// [`SlotSeal`](crate::uuid::SlotSeal)).
+    /// [`UuidSlot`](crate::uuid::UuidSlot)).
     pub edition: u64,
 }
 

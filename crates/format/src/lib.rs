@@ -54,7 +54,7 @@ pub mod superblock;
 pub mod units;
 pub mod uuid;
 
-pub use bset::{Bset, BsetPlace};
+pub use bset::{Bset, NodeIdentity};
 pub use error::{
     BsetError, FormatError, JsetError, KeyError, KeyListError, NodeError, PrioError, SuperblockError,
     UuidError,
@@ -68,7 +68,7 @@ pub use node_log::NodeLog;
 pub use prio::{BucketPrio, PrioSet};
 pub use superblock::{
     Attachment, BackingFormat, BackingState, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock,
-    DeviceFacts, RawSuperblock, Replacement, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock,
+    DeviceGeometry, RawSuperblock, ReplacementPolicy, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock,
 };
 pub use units::{BucketId, DeviceIndex, Gen, Inode, Position, SECTOR_BYTES};
 pub use uuid::UuidSlot;

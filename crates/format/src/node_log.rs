@@ -7,7 +7,7 @@
 //! - After the end there may be anything, except that number in the place of a header: it means
 //!   that a set in between was lost.
 
-use crate::bset::{Bset, BsetPlace, BsetReader, seq_at};
+use crate::bset::{Bset, BsetReader, NodeIdentity, seq_at};
 use crate::error::{BsetError, NodeError};
 use alloc::vec::Vec;
 
@@ -38,7 +38,7 @@ impl<'a> NodeLog<'a> {
     ///
     /// # Panics
     /// If `block_bytes` is zero.
-    pub fn parse(bytes: &'a [u8], block_bytes: usize, place: BsetPlace) -> Result<Self, NodeError> {
+    pub fn parse(bytes: &'a [u8], block_bytes: usize, place: NodeIdentity) -> Result<Self, NodeError> {
         let mut reader = NodeLogReader::new(bytes, block_bytes, place)?;
         loop {
             if let Some(log) = reader.step(usize::MAX)? {
@@ -59,7 +59,7 @@ impl<'a> NodeLog<'a> {
 pub struct NodeLogReader<'a> {
     bytes: &'a [u8],
     block_bytes: usize,
-    place: BsetPlace,
+    place: NodeIdentity,
     /// The sequence number that marks the node's sets.
     seq: u64,
     sets: Vec<NodeSet<'a>>,
@@ -78,7 +78,7 @@ impl<'a> NodeLogReader<'a> {
     ///
     /// # Panics
     /// If `block_bytes` is zero.
-    pub fn new(bytes: &'a [u8], block_bytes: usize, place: BsetPlace) -> Result<Self, NodeError> {
+    pub fn new(bytes: &'a [u8], block_bytes: usize, place: NodeIdentity) -> Result<Self, NodeError> {
         let bytes = &bytes[..bytes.len() / block_bytes * block_bytes];
         let seq = match seq_at(bytes) {
             None | Some(0) => return Err(NodeError { block: 0, error: BsetError::ZeroSeq }),

@@ -6,7 +6,7 @@
 //! bucket. A reader finds the end of the chain by counting buckets: the last set's `next` is junk,
 //! and so are the entries after the last bucket. The checksum covers both.
 
-use crate::checksum::{CHECKSUM_BYTES, Sum, checksum};
+use crate::checksum::{CHECKSUM_BYTES, Checksum, checksum};
 use crate::error::PrioError;
 use crate::identity::SetMagic;
 use crate::layout::{Field, Structure};
@@ -153,7 +153,7 @@ pub struct PrioWriter<M> {
     end: usize,
     /// Whether the last entry has been added.
     is_over: bool,
-    sum: Sum,
+    sum: Checksum,
 }
 
 impl<M: AsMut<[u8]>> PrioWriter<M> {
@@ -165,7 +165,7 @@ impl<M: AsMut<[u8]>> PrioWriter<M> {
         MAGIC.set_u64(bytes, magic.prio());
         SEQ.set_u64(bytes, seq);
         NEXT.set_u64(bytes, next_bucket);
-        let mut sum = Sum::default();
+        let mut sum = Checksum::default();
         sum.add(&bytes[CHECKSUM_BYTES..HEADER_BYTES]);
         Self { memory, end: HEADER_BYTES, is_over: false, sum }
     }

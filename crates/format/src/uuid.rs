@@ -9,7 +9,7 @@
 //! in use or was given up has a seal of its own, in bytes that a kernel leaves unchanged. So the
 //! intact slots of a damaged table can be told from the others.
 
-use crate::checksum::Sum;
+use crate::checksum::Checksum;
 use crate::error::UuidError;
 use crate::identity::{Label, Uuid};
 use crate::jset::TableSeal;
@@ -233,7 +233,7 @@ impl UuidSlot {
     }
 
     fn computed_sum(&self, set: Uuid, number: Inode) -> u64 {
-        let mut sum = Sum::default();
+        let mut sum = Checksum::default();
         sum.add(&set.0);
         sum.add(&number.0.to_le_bytes());
         sum.add(&Self { sum: 0, ..*self }.to_bytes());
@@ -303,7 +303,7 @@ pub fn parse_old(bytes: &[u8]) -> Result<impl ExactSizeIterator<Item = UuidSlot>
 
 /// Why the content of a slot may differ from what was written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Doubt {
+pub enum SlotMismatch {
     /// The table is sealed, and the slot is not from this write of it.
     Another,
     /// A flash-only volume of more than [`FLASH_SECTORS_MAX`].
@@ -316,18 +316,18 @@ pub enum Doubt {
 /// table's seal from the journal entry that names it. No volume may be served, created or deleted
 /// because of such a slot.
 #[must_use]
-pub fn doubted(set: Uuid, slots: &[UuidSlot], seal: Option<TableSeal>) -> BTreeMap<Inode, Doubt> {
+pub fn doubted(set: Uuid, slots: &[UuidSlot], seal: Option<TableSeal>) -> BTreeMap<Inode, SlotMismatch> {
     let edition = seal.map(|seal| seal.edition);
     let (mut doubted, mut by_uuid) = (BTreeMap::new(), BTreeMap::new());
     for (number, slot) in (0..).map(Inode).zip(slots).filter(|(_, slot)| !slot.is_free()) {
         if edition.is_some_and(|edition| slot.edition != edition || !slot.is_sealed(set, number)) {
-            doubted.insert(number, Doubt::Another);
+            doubted.insert(number, SlotMismatch::Another);
         } else if slot.is_used() && slot.is_flash_only() && slot.sectors > FLASH_SECTORS_MAX {
-            doubted.insert(number, Doubt::TooLarge);
+            doubted.insert(number, SlotMismatch::TooLarge);
         } else if slot.is_used()
             && let Some(first) = by_uuid.insert(slot.uuid, number)
         {
-            doubted.extend([(first, Doubt::Twice), (number, Doubt::Twice)]);
+            doubted.extend([(first, SlotMismatch::Twice), (number, SlotMismatch::Twice)]);
         }
     }
     doubted

@@ -27,5 +27,5 @@ mod nbd;
 pub mod server;
 
 pub use loop_devices::detach;
-pub use methods::{Missing, Rung};
-pub use server::{Connection, DevServer, Served, Under};
+pub use methods::{DeviceMethod, NoMethodError};
+pub use server::{DevServer, DeviceBackend, NbdConnection, ServedVolume};

@@ -2,12 +2,12 @@
 //! moments.
 
 use crate::{loop_devices, nbd};
-use bcached_front_ublk::Features;
+use bcached_front_ublk::DriverFeatures;
 use std::fmt;
 
 /// A method of providing a block device.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Rung {
+pub enum DeviceMethod {
     /// The kernel's driver for block devices served from user space. Its devices outlive their
     /// server.
     Ublk,
@@ -20,21 +20,21 @@ pub enum Rung {
 /// Why the machine supports none of the methods.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("this machine cannot provide a block device: {}", sentence(reasons))]
-pub struct Missing {
+pub struct NoMethodError {
     /// The reason for each method, best first.
-    pub reasons: Vec<(Rung, String)>,
+    pub reasons: Vec<(DeviceMethod, String)>,
 }
 
 /// The best available method, and why the better ones are unavailable.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Chosen {
+pub struct MethodChoice {
     /// The chosen method.
-    pub rung: Rung,
+    pub method: DeviceMethod,
     /// The better methods, each with the reason why it is unavailable.
-    pub missed: Vec<(Rung, String)>,
+    pub missed: Vec<(DeviceMethod, String)>,
 }
 
-impl Rung {
+impl DeviceMethod {
     /// All methods, best first.
     pub const ALL: [Self; 3] = [Self::Ublk, Self::Nbd, Self::Loop];
 
@@ -54,14 +54,14 @@ impl Rung {
     /// Why not, and how to fix it, in one sentence.
     pub fn probe(self) -> Result<(), String> {
         match self {
-            Self::Ublk => Features::probe().map(drop).map_err(|why| why.to_string()),
+            Self::Ublk => DriverFeatures::probe().map(drop).map_err(|why| why.to_string()),
             Self::Nbd => nbd::probe(),
             Self::Loop => loop_devices::probe(),
         }
     }
 }
 
-impl Chosen {
+impl MethodChoice {
     /// Why the better methods are unavailable, as one clause. Empty if the best method was chosen.
     #[must_use]
     pub fn missed(&self) -> String {
@@ -73,28 +73,28 @@ impl Chosen {
 ///
 /// # Errors
 /// It supports none.
-pub fn choose() -> Result<Chosen, Missing> {
-    choose_by(Rung::probe)
+pub fn choose() -> Result<MethodChoice, NoMethodError> {
+    choose_by(DeviceMethod::probe)
 }
 
-fn choose_by(probe: impl Fn(Rung) -> Result<(), String>) -> Result<Chosen, Missing> {
+fn choose_by(probe: impl Fn(DeviceMethod) -> Result<(), String>) -> Result<MethodChoice, NoMethodError> {
     let mut missed = Vec::new();
-    for rung in Rung::ALL {
-        match probe(rung) {
-            Ok(()) => return Ok(Chosen { rung, missed }),
-            Err(why) => missed.push((rung, why)),
+    for method in DeviceMethod::ALL {
+        match probe(method) {
+            Ok(()) => return Ok(MethodChoice { method, missed }),
+            Err(why) => missed.push((method, why)),
         }
     }
-    Err(Missing { reasons: missed })
+    Err(NoMethodError { reasons: missed })
 }
 
-fn sentence(reasons: &[(Rung, String)]) -> String {
-    let each: Vec<_> = reasons.iter().map(|(rung, why)| format!("{rung}: {why}")).collect();
+fn sentence(reasons: &[(DeviceMethod, String)]) -> String {
+    let each: Vec<_> = reasons.iter().map(|(method, why)| format!("{method}: {why}")).collect();
     each.join("; ")
 }
 
 /// Its name in messages for people.
-impl fmt::Display for Rung {
+impl fmt::Display for DeviceMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ublk => "ublk",
@@ -110,18 +110,20 @@ mod tests {
 
     #[test]
     fn the_best_that_is_there_is_chosen_and_the_others_are_named() {
-        let only = |there: &'static [Rung]| {
+        let only = |there: &'static [DeviceMethod]| {
             choose_by(
-                move |rung| if there.contains(&rung) { Ok(()) } else { Err(format!("no {}", rung.word())) },
+                move |method| {
+                    if there.contains(&method) { Ok(()) } else { Err(format!("no {}", method.word())) }
+                },
             )
         };
         for (there, best, missed) in [
-            (&Rung::ALL[..], Rung::Ublk, ""),
-            (&[Rung::Loop, Rung::Nbd], Rung::Nbd, "ublk: no ublk"),
-            (&[Rung::Loop], Rung::Loop, "ublk: no ublk; kernel nbd: no nbd"),
+            (&DeviceMethod::ALL[..], DeviceMethod::Ublk, ""),
+            (&[DeviceMethod::Loop, DeviceMethod::Nbd], DeviceMethod::Nbd, "ublk: no ublk"),
+            (&[DeviceMethod::Loop], DeviceMethod::Loop, "ublk: no ublk; kernel nbd: no nbd"),
         ] {
             let chosen = only(there).expect("there is one");
-            assert_eq!((chosen.rung, chosen.missed().as_str()), (best, missed));
+            assert_eq!((chosen.method, chosen.missed().as_str()), (best, missed));
         }
         let none = only(&[]).expect_err("there is none").to_string();
         assert_eq!(

@@ -3,7 +3,9 @@
 
 use crate::loop_devices::LoopDevice;
 use crate::nbd::NbdDevice;
-use bcached_front_ublk::table::{Answer, Changed, DeviceState, News, Seat, StillThere, Table};
+use bcached_front_ublk::table::{
+    AfterStateChange, BeforeStateChange, DeviceHandle, DeviceState, DeviceTable, RemovalTimeout, ResultSender,
+};
 use bcached_port::Export;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -16,7 +18,7 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// The client's end of a connection to an NBD server, ready for requests.
 #[derive(Debug)]
-pub struct Connection {
+pub struct NbdConnection {
     /// The connected socket.
     pub socket: OwnedFd,
     /// NBD's transmission flags: the server's features.
@@ -24,39 +26,39 @@ pub struct Connection {
 }
 
 /// Makes a connection for the volume of the given name.
-pub type Connect = Arc<dyn Fn(&str) -> Result<Connection, String> + Send + Sync>;
+pub type ConnectFn = Arc<dyn Fn(&str) -> Result<NbdConnection, String> + Send + Sync>;
 
 /// What a device is based on.
 #[derive(Clone)]
-pub enum Under {
+pub enum DeviceBackend {
     /// The kernel's NBD client.
-    Nbd(Connect),
+    Nbd(ConnectFn),
     /// A loop device over the file with the volume's name in this directory of a FUSE mount.
     Loop(PathBuf),
 }
 
 /// A volume that is to have a device.
 #[derive(Clone)]
-pub struct Served {
+pub struct ServedVolume {
     /// The volume.
     pub export: Arc<Export>,
     /// What the device is based on.
-    pub under: Under,
+    pub backend: DeviceBackend,
 }
 
 /// The devices of one daemon.
 pub struct DevServer {
-    devices: Table<Message>,
+    devices: DeviceTable<Message>,
 }
 
 enum Message {
-    Serve(Served),
+    Serve(ServedVolume),
     /// The device with that number has ended.
     Ended(u64),
     /// Write out the device's dirty pages in the kernel, and send the result.
-    Write(Answer<String>),
+    Write(ResultSender<String>),
     /// Remove the device, and send the result.
-    Remove(Answer<String>),
+    Remove(ResultSender<String>),
 }
 
 enum Device {
@@ -68,18 +70,20 @@ impl DevServer {
     /// Creates a server without devices. `news` is called on a device's thread just before its
     /// state changes, `changed` just after.
     #[must_use]
-    pub const fn new(news: News, changed: Changed) -> Self {
-        Self { devices: Table::new(news, changed) }
+    pub const fn new(news: BeforeStateChange, changed: AfterStateChange) -> Self {
+        Self { devices: DeviceTable::new(news, changed) }
     }
 
     /// Gives a volume its device, or tells its existing device the volume's current size.
     ///
     /// # Errors
     /// The system cannot create a thread.
-    pub fn serve(&self, served: Served) -> std::io::Result<()> {
+    pub fn serve(&self, served: ServedVolume) -> std::io::Result<()> {
         let export = Arc::clone(&served.export);
-        let life = |seat, served, messages: &_| Life { seat, served, device: None, number: 0 }.run(messages);
-        self.devices.serve(("dev", &export), served, Message::Serve, life)
+        let run = |handle, served, messages: &_| {
+            DeviceThread { handle, served, device: None, number: 0 }.run(messages);
+        };
+        self.devices.serve(("dev", &export), served, Message::Serve, run)
     }
 
     /// Returns the state of a volume's device, or `None` if the volume was never to have one here.
@@ -111,7 +115,7 @@ impl DevServer {
     ///
     /// # Errors
     /// The devices that still exist, and why. They are removed when that becomes possible.
-    pub fn remove(&self, names: &[String], limit: Duration) -> Result<(), StillThere> {
+    pub fn remove(&self, names: &[String], limit: Duration) -> Result<(), RemovalTimeout> {
         self.devices.remove(names, limit, Message::Remove, "its device has not been removed")
     }
 }
@@ -147,15 +151,15 @@ impl Device {
 }
 
 /// The state of a device's thread.
-struct Life {
-    seat: Seat<Message>,
-    served: Served,
+struct DeviceThread {
+    handle: DeviceHandle<Message>,
+    served: ServedVolume,
     device: Option<Device>,
     /// Counts the devices so far, so that the end of an older one is ignored.
     number: u64,
 }
 
-impl Life {
+impl DeviceThread {
     fn run(mut self, messages: &Receiver<Message>) {
         self.bring();
         loop {
@@ -189,13 +193,13 @@ impl Life {
         }
         if let Some(device) = self.device.take() {
             let path = device.path().display();
-            tracing::warn!(event = "device-gone", "{}: {path} has disappeared", self.seat.name);
-            self.seat.becomes(DeviceState::Coming);
+            tracing::warn!(event = "device-gone", "{}: {path} has disappeared", self.handle.name);
+            self.handle.becomes(DeviceState::Creating);
         }
         self.bring();
     }
 
-    fn serve(&mut self, served: Served) {
+    fn serve(&mut self, served: ServedVolume) {
         let before = std::mem::replace(&mut self.served, served);
         let sectors = self.served.export.sectors;
         match &self.device {
@@ -206,7 +210,7 @@ impl Life {
                     tracing::error!(
                         event = "device-not-resized",
                         "{}: {path} keeps its old size until the next start: {error}",
-                        self.seat.name
+                        self.handle.name
                     );
                 }
             }
@@ -220,30 +224,32 @@ impl Life {
             Ok(device) => {
                 let path = device.path().to_owned();
                 self.device = Some(device);
-                self.seat.becomes(DeviceState::Here { path, transfer: None });
+                self.handle.becomes(DeviceState::Ready { path, transfer: None });
             }
             Err(why) => {
                 // Ignore the end of the device that failed to come up.
                 self.number += 1;
-                self.seat.becomes(DeviceState::Missing(why));
+                self.handle.becomes(DeviceState::Missing(why));
             }
         }
     }
 
     fn brought(&self) -> Result<Device, String> {
         let export = &self.served.export;
-        match &self.served.under {
-            Under::Nbd(connect) => {
-                let connection = connect(&self.seat.name)?;
-                let (tell, number) = (self.seat.tell.clone(), self.number);
+        match &self.served.backend {
+            DeviceBackend::Nbd(connect) => {
+                let connection = connect(&self.handle.name)?;
+                let (tell, number) = (self.handle.tell.clone(), self.number);
                 let on_end: Arc<dyn Fn() + Send + Sync> =
                     Arc::new(move || drop(tell.send(Message::Ended(number))));
                 NbdDevice::bring(export, &connection, &on_end).map(Device::Nbd)
             }
-            Under::Loop(_) if matches!(self.seat.name.as_str(), "." | "..") => {
+            DeviceBackend::Loop(_) if matches!(self.handle.name.as_str(), "." | "..") => {
                 Err("no file can have this name".to_owned())
             }
-            Under::Loop(folder) => LoopDevice::bring(&folder.join(&self.seat.name), export).map(Device::Loop),
+            DeviceBackend::Loop(folder) => {
+                LoopDevice::bring(&folder.join(&self.handle.name), export).map(Device::Loop)
+            }
         }
     }
 }

@@ -1,33 +1,33 @@
 //! What accompanies a request to the engine and turns its reply into an answer to the program.
 
-use crate::ranges::Held;
-use crate::shutdown::Ticket;
-use bcached_port::{Buffer, ErrorKind, Payload, Permit, Reply, Stock};
+use crate::ranges::RangeGuard;
+use crate::shutdown::RequestGuard;
+use bcached_port::{Buffer, BufferPool, ErrorKind, Payload, Permit, Reply};
 use fuser::{Errno, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite};
 use std::sync::mpsc::Sender;
 use std::sync::{Mutex, PoisonError};
 
 /// A request on its way to the engine.
-pub(crate) struct Pending {
-    pub(crate) answer: Answer,
+pub(crate) struct PendingRequest {
+    pub(crate) answer: ReplyTarget,
     /// The memory that it holds until it is answered.
     pub(crate) permit: Option<Permit>,
     /// The sectors that it changes.
-    pub(crate) held: Option<Held>,
+    pub(crate) held: Option<RangeGuard>,
     /// The data that it writes.
     pub(crate) payload: Option<Payload>,
 }
 
 /// The recipient of the outcome.
-pub(crate) enum Answer {
+pub(crate) enum ReplyTarget {
     /// A program that reads: it gets `bytes` of the data, starting at `skip`.
-    Read { reply: ReplyData, skip: usize, bytes: usize, ticket: Ticket },
+    Read { reply: ReplyData, skip: usize, bytes: usize, ticket: RequestGuard },
     /// A program that writes.
-    Write { reply: ReplyWrite, bytes: u32, ticket: Ticket },
+    Write { reply: ReplyWrite, bytes: u32, ticket: RequestGuard },
     /// A program that only needs to know that the request is done.
-    Done { reply: ReplyEmpty, ticket: Ticket },
+    Done { reply: ReplyEmpty, ticket: RequestGuard },
     /// A program that looks for data or a hole.
-    Seek { reply: ReplyLseek, ticket: Ticket },
+    Seek { reply: ReplyLseek, ticket: RequestGuard },
     /// One of our threads, for which the request is one of several steps.
     Step(Sender<Reply>),
 }
@@ -37,10 +37,10 @@ pub(crate) fn errno(kind: ErrorKind) -> Errno {
     Errno::from_i32(kind.codes().errno)
 }
 
-impl Pending {
+impl PendingRequest {
     /// Completes the request with the engine's reply. Its buffers are kept in `stock` for later
     /// requests.
-    pub(crate) fn end(self, reply: Reply, stock: &Mutex<Stock>) {
+    pub(crate) fn end(self, reply: Reply, stock: &Mutex<BufferPool>) {
         let Self { answer, permit, held, payload } = self;
         // Release the sectors first: a program may change them again as soon as it is told.
         drop(held);
@@ -52,7 +52,7 @@ impl Pending {
     }
 }
 
-impl Answer {
+impl ReplyTarget {
     /// Passes on the engine's reply. Returns the buffer of a read, for reuse.
     pub(crate) fn give(self, reply: Reply) -> Option<Buffer> {
         if let Self::Step(waiting) = self {
@@ -105,7 +105,7 @@ impl Answer {
 }
 
 /// Answers the program, and only then returns the ticket.
-fn told(tell: impl FnOnce(), ticket: Ticket) {
+fn told(tell: impl FnOnce(), ticket: RequestGuard) {
     tell();
     drop(ticket);
 }

@@ -1,12 +1,12 @@
 //! A control file that a program has open.
 
 use crate::nodes::NamedTree;
-use crate::tree::{Errno, TEXT_BYTES_MAX, Tree};
+use crate::tree::{ControlTree, Errno, TEXT_BYTES_MAX};
 use fuser::{ReplyData, ReplyWrite};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub(crate) struct TextFile {
-    tree: Arc<dyn Tree>,
+pub(crate) struct ControlFile {
+    tree: Arc<dyn ControlTree>,
     path: String,
     /// Its path in the mount, for messages.
     pub(crate) shown: String,
@@ -16,7 +16,7 @@ pub(crate) struct TextFile {
     text: Mutex<Option<Vec<u8>>>,
 }
 
-impl TextFile {
+impl ControlFile {
     pub(crate) fn new((name, tree): &NamedTree, path: String, opener: u32) -> Self {
         Self { tree: Arc::clone(tree), shown: format!("{name}/{path}"), path, opener, text: Mutex::new(None) }
     }
@@ -49,7 +49,7 @@ impl TextFile {
 }
 
 /// Answers a program's read with a piece of the text.
-pub(crate) fn read_text(file: &TextFile, (offset, size): (u64, u32), reply: ReplyData) {
+pub(crate) fn read_text(file: &ControlFile, (offset, size): (u64, u32), reply: ReplyData) {
     match file.read(offset, size) {
         Ok(text) => reply.data(&text),
         Err(error) => reply.error(fuser::Errno::from_i32(error.raw_os_error())),
@@ -57,7 +57,7 @@ pub(crate) fn read_text(file: &TextFile, (offset, size): (u64, u32), reply: Repl
 }
 
 /// Writes a text for a program of the given user.
-pub(crate) fn write_text(file: &TextFile, (text, user): (&[u8], u32), reply: ReplyWrite) {
+pub(crate) fn write_text(file: &ControlFile, (text, user): (&[u8], u32), reply: ReplyWrite) {
     match file.write(text, user) {
         Ok(()) => reply.written(u32::try_from(text.len()).unwrap_or(0)),
         Err(error) => reply.error(fuser::Errno::from_i32(error.raw_os_error())),

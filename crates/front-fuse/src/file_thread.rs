@@ -1,5 +1,5 @@
-//! The lane of an open file: a thread that carries out, one after another, the tasks that have to
-//! wait or take several steps.
+//! The thread of an open file: it carries out, one after another, the tasks that have to wait
+//! or take several steps.
 //!
 //! **Partial sectors.** The port takes whole sectors only, but a program may write any bytes. Even
 //! the requests of a program that uses whole sectors may arrive here cut within a sector: the
@@ -11,10 +11,10 @@
 //! memory. After a crash such a write has happened or not sector by sector, like any other.
 //!
 //! **Memory.** A read for which no memory is available is carried out without a permit, but then
-//! the lane waits for its completion: at most one such read per open file. It must not wait for
+//! the thread waits for its completion: at most one such read per open file. It must not wait for
 //! memory, because the memory may be held by the writes that are queued behind it.
 
-use crate::answer::{Answer, errno};
+use crate::answer::{ReplyTarget, errno};
 use crate::volume_file::{VolumeFile, bytes_of};
 use bcached_port::{Buffer, ErrorKind, Operation, Permit, Reply, SECTOR_BYTES, StatusExtent};
 use fuser::Errno;
@@ -22,19 +22,19 @@ use std::ops::Range;
 use std::sync::mpsc;
 
 /// A task to carry out for a program.
-pub(crate) enum Task {
+pub(crate) enum FileTask {
     /// Read these sectors.
-    Read { sectors: Range<u64>, answer: Answer },
+    Read { sectors: Range<u64>, answer: ReplyTarget },
     /// Change these sectors.
-    Change { operation: Operation, sectors: Range<u64>, permit: Option<Permit>, answer: Answer },
+    Change { operation: Operation, sectors: Range<u64>, permit: Option<Permit>, answer: ReplyTarget },
     /// Make completed writes durable.
-    Flush { answer: Answer },
+    Flush { answer: ReplyTarget },
     /// Write bytes that are not whole sectors.
-    WriteBytes { offset: u64, bytes: Vec<u8>, fua: bool, permit: Permit, answer: Answer },
+    WriteBytes { offset: u64, bytes: Vec<u8>, fua: bool, permit: Permit, answer: ReplyTarget },
     /// Zero bytes that are not whole sectors.
-    ZeroBytes { bytes: Range<u64>, fua: bool, may_discard: bool, answer: Answer },
+    ZeroBytes { bytes: Range<u64>, fua: bool, may_discard: bool, answer: ReplyTarget },
     /// Search for data or for a hole, starting at an offset.
-    Seek { offset: u64, data: bool, answer: Answer },
+    Seek { offset: u64, data: bool, answer: ReplyTarget },
 }
 
 /// The maximum number of extents that a search requests at a time.
@@ -42,7 +42,7 @@ const EXTENTS_MAX: u32 = 256;
 const SECTOR: usize = 512;
 const _: () = assert!(SECTOR as u64 == SECTOR_BYTES, "one size of sector");
 
-impl Task {
+impl FileTask {
     /// Whether one request to the engine suffices.
     pub(crate) const fn is_plain(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::Change { .. } | Self::Flush { .. })
@@ -73,36 +73,36 @@ pub(crate) const fn is_whole(bytes: &Range<u64>) -> bool {
 
 impl VolumeFile {
     /// Carries out tasks until the file is closed.
-    pub(crate) fn run_lane(&self) {
+    pub(crate) fn run_thread(&self) {
         while let Some(task) = self.next_task() {
             self.carry_out(task);
         }
     }
 
-    fn carry_out(&self, task: Task) {
+    fn carry_out(&self, task: FileTask) {
         match task {
-            Task::Read { sectors, answer } => self.read(sectors, answer),
-            Task::Change { operation, sectors, permit, answer } => {
+            FileTask::Read { sectors, answer } => self.read(sectors, answer),
+            FileTask::Change { operation, sectors, permit, answer } => {
                 let held = self.ranges.share(sectors);
                 self.wait_for_room();
                 self.submit(operation, answer, (permit, Some(held)));
             }
-            Task::Flush { answer } => {
+            FileTask::Flush { answer } => {
                 self.wait_for_room();
                 self.submit(Operation::Flush, answer, (None, None));
             }
-            Task::WriteBytes { offset, bytes, fua, permit, answer } => {
+            FileTask::WriteBytes { offset, bytes, fua, permit, answer } => {
                 let result = self.write_bytes(offset, &bytes, fua);
                 end(answer, result);
                 drop(permit);
             }
-            Task::ZeroBytes { bytes, fua, may_discard, answer } => {
+            FileTask::ZeroBytes { bytes, fua, may_discard, answer } => {
                 let result = self.zero_bytes(&bytes, fua, may_discard);
                 end(answer, result);
             }
-            Task::Seek { offset, data, answer } => match self.seek(offset, data) {
+            FileTask::Seek { offset, data, answer } => match self.seek(offset, data) {
                 Ok(found) => match answer {
-                    Answer::Seek { reply, ticket } => {
+                    ReplyTarget::Seek { reply, ticket } => {
                         reply.offset(found);
                         drop(ticket);
                     }
@@ -113,7 +113,7 @@ impl VolumeFile {
         }
     }
 
-    fn read(&self, sectors: Range<u64>, answer: Answer) {
+    fn read(&self, sectors: Range<u64>, answer: ReplyTarget) {
         let permit = self.try_memory_for(bytes_of(&sectors));
         if permit.is_none() {
             drop(answer.give(self.step(read_of(&sectors))));
@@ -127,7 +127,7 @@ impl VolumeFile {
     fn step(&self, operation: Operation) -> Reply {
         let (tell, told) = mpsc::channel();
         self.wait_for_room();
-        self.submit(operation, Answer::Step(tell), (None, None));
+        self.submit(operation, ReplyTarget::Step(tell), (None, None));
         // The port answers every request. If the thread that receives the replies has died, the
         // outcome is unknown.
         told.recv().unwrap_or_else(|_| Reply::failed(ErrorKind::Io, None))
@@ -215,7 +215,7 @@ impl VolumeFile {
     }
 }
 
-fn end(answer: Answer, result: Result<(), ErrorKind>) {
+fn end(answer: ReplyTarget, result: Result<(), ErrorKind>) {
     match result {
         Ok(()) => drop(answer.give(Reply::done())),
         Err(kind) => answer.refuse(errno(kind)),

@@ -2,15 +2,15 @@
 //! Anything that may take time is handed to the volume's open file or to the workers that call
 //! trees.
 
-use crate::answer::Answer;
+use crate::answer::ReplyTarget;
 use crate::control_file::{read_text, write_text};
-use crate::file_thread::{Task, is_whole, sectors_around};
+use crate::file_thread::{FileTask, is_whole, sectors_around};
 use crate::lookup::{NOT_AT_ALL, read_link};
 use crate::nodes::{Node, VOLUMES};
 use crate::open_files::OpenFile;
 use crate::opening::Opener;
-use crate::server::Shared;
-use crate::shutdown::Ticket;
+use crate::server::ServerShared;
+use crate::shutdown::RequestGuard;
 use crate::volume_file::VolumeFile;
 use bcached_port::{Operation, SECTOR_BYTES};
 use fuser::{
@@ -25,8 +25,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-pub(crate) struct Files {
-    shared: Arc<Shared>,
+pub(crate) struct FuseFilesystem {
+    shared: Arc<ServerShared>,
 }
 
 /// The largest read or write request: the kernel's maximum, unless its limit is raised.
@@ -46,23 +46,23 @@ pub(crate) const fn is_durable(flags: OpenFlags) -> bool {
     flags.0.cast_unsigned() & OFlags::DSYNC.bits() != 0
 }
 
-impl Files {
-    pub(crate) const fn new(shared: Arc<Shared>) -> Self {
+impl FuseFilesystem {
+    pub(crate) const fn new(shared: Arc<ServerShared>) -> Self {
         Self { shared }
     }
 
     /// Begins a request, unless the server is stopping.
-    fn begin(&self) -> Result<Ticket, Errno> {
-        self.shared.life.begin().ok_or(Errno::ESHUTDOWN)
+    fn begin(&self) -> Result<RequestGuard, Errno> {
+        self.shared.lifecycle.begin().ok_or(Errno::ESHUTDOWN)
     }
 
-    fn volume(&self, handle: FileHandle) -> Result<(Arc<VolumeFile>, Ticket), Errno> {
+    fn volume(&self, handle: FileHandle) -> Result<(Arc<VolumeFile>, RequestGuard), Errno> {
         let file = self.shared.open.volume(handle).ok_or(Errno::EBADF)?;
         Ok((file, self.begin()?))
     }
 
     /// Runs a call to a tree on a worker thread, which may wait.
-    fn ask_tree(&self, ticket: Ticket, ask: impl FnOnce(&Arc<Shared>) + Send + 'static) {
+    fn ask_tree(&self, ticket: RequestGuard, ask: impl FnOnce(&Arc<ServerShared>) + Send + 'static) {
         let shared = Arc::clone(&self.shared);
         self.shared.workers.run_soon(move || {
             ask(&shared);
@@ -72,7 +72,11 @@ impl Files {
 
     /// Answers on a worker thread if a ticket is given, that is, if a tree is involved; otherwise
     /// immediately.
-    fn answer_from(&self, ticket: Option<Ticket>, answer: impl FnOnce(&Arc<Shared>) + Send + 'static) {
+    fn answer_from(
+        &self,
+        ticket: Option<RequestGuard>,
+        answer: impl FnOnce(&Arc<ServerShared>) + Send + 'static,
+    ) {
         match ticket {
             Some(ticket) => self.ask_tree(ticket, answer),
             None => answer(&self.shared),
@@ -82,7 +86,7 @@ impl Files {
     fn read_volume(
         &self,
         file: &Arc<VolumeFile>,
-        ticket: Ticket,
+        ticket: RequestGuard,
         (offset, size): (u64, u32),
         reply: ReplyData,
     ) {
@@ -93,14 +97,17 @@ impl Files {
         let sectors = sectors_around(&bytes);
         let skip = usize::try_from(bytes.start - sectors.start * SECTOR_BYTES).unwrap_or(0);
         let length = usize::try_from(bytes.end - bytes.start).unwrap_or(0);
-        file.ask(Task::Read { sectors, answer: Answer::Read { reply, skip, bytes: length, ticket } });
+        file.ask(FileTask::Read {
+            sectors,
+            answer: ReplyTarget::Read { reply, skip, bytes: length, ticket },
+        });
     }
 
     /// Writes the part of the data that is inside the volume. A program whose write was short
     /// retries with the rest, and then gets the error.
     fn write_volume(
         &self,
-        (file, ticket): (&Arc<VolumeFile>, Ticket),
+        (file, ticket): (&Arc<VolumeFile>, RequestGuard),
         (offset, data): (u64, &[u8]),
         fua: bool,
         reply: ReplyWrite,
@@ -114,18 +121,18 @@ impl Files {
         }
         let length = usize::try_from(bytes.end - bytes.start).unwrap_or(0);
         let data = &data[..length];
-        let answer = Answer::Write { reply, bytes: u32::try_from(length).unwrap_or(0), ticket };
+        let answer = ReplyTarget::Write { reply, bytes: u32::try_from(length).unwrap_or(0), ticket };
         let sectors = sectors_around(&bytes);
         if is_whole(&bytes) {
             let permit = Some(file.memory_for(length));
             let payload = file.copy_of(data);
             let operation = Operation::Write { sector: sectors.start, payload, fua };
-            file.ask(Task::Change { operation, sectors, permit, answer });
+            file.ask(FileTask::Change { operation, sectors, permit, answer });
         } else {
             // The data exists twice; add the sectors at both ends.
             let around = usize::try_from(2 * SECTOR_BYTES).unwrap_or(0);
             let permit = file.memory_for(2 * length + around);
-            file.ask(Task::WriteBytes { offset, bytes: data.to_vec(), fua, permit, answer });
+            file.ask(FileTask::WriteBytes { offset, bytes: data.to_vec(), fua, permit, answer });
         }
     }
 
@@ -133,7 +140,7 @@ impl Files {
     /// its space.
     fn allocate(
         &self,
-        (file, ticket): (&Arc<VolumeFile>, Ticket),
+        (file, ticket): (&Arc<VolumeFile>, RequestGuard),
         (offset, length): (u64, u64),
         mode: FallocateFlags,
         reply: ReplyEmpty,
@@ -154,15 +161,15 @@ impl Files {
         if !file.may_write() {
             return reply.error(Errno::EPERM);
         }
-        let answer = Answer::Done { reply, ticket };
+        let answer = ReplyTarget::Done { reply, ticket };
         let fua = file.is_durable;
         if is_whole(&bytes) {
             let sectors = sectors_around(&bytes);
             let (sector, count) = (sectors.start, sectors.end - sectors.start);
             let operation = Operation::WriteZeroes { sector, sectors: count, fua, may_discard };
-            file.ask(Task::Change { operation, sectors, permit: None, answer });
+            file.ask(FileTask::Change { operation, sectors, permit: None, answer });
         } else {
-            file.ask(Task::ZeroBytes { bytes, fua, may_discard, answer });
+            file.ask(FileTask::ZeroBytes { bytes, fua, may_discard, answer });
         }
     }
 }
@@ -184,7 +191,7 @@ macro_rules! or_refuse {
     };
 }
 
-impl Filesystem for Files {
+impl Filesystem for FuseFilesystem {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         // If the kernel lacks a capability, it reports that, and we do without.
         let _: Result<_, _> = config.set_max_write(REQUEST_BYTES_MAX);
@@ -367,7 +374,7 @@ impl Filesystem for Files {
             return reply.ok();
         }
         let (file, ticket) = or_refuse!(self.volume(handle), reply);
-        file.ask(Task::Flush { answer: Answer::Done { reply, ticket } });
+        file.ask(FileTask::Flush { answer: ReplyTarget::Done { reply, ticket } });
     }
 
     fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
@@ -406,7 +413,7 @@ impl Filesystem for Files {
             _ => return reply.error(Errno::EINVAL),
         };
         let offset = or_refuse!(u64::try_from(offset).map_err(|_| Errno::ENXIO), reply);
-        file.ask(Task::Seek { offset, data, answer: Answer::Seek { reply, ticket } });
+        file.ask(FileTask::Seek { offset, data, answer: ReplyTarget::Seek { reply, ticket } });
     }
 
     fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   DIR/volumes/NAME            each served volume, a regular file of its size
-//!   DIR/TREE/..                 provided by the daemon: a [`Tree`] of small texts, as in sysfs
+//!   DIR/TREE/..                 the daemon's: a [`ControlTree`] of small texts, as in sysfs
 //!
 //!   kernel ──► session threads ── requests ──────────────► port ──► engine
-//!                    │  what has to wait ──► lane thread ──► port      │
+//!                    │  what has to wait ──► file thread ──► port      │
 //!   kernel ◄── reply thread of the open file ◄── replies ◄── port ◄────┘
 //! ```
 //!
@@ -43,5 +43,5 @@ mod volume_file;
 mod workers;
 
 pub use mount::{MountError, absolute, clear_stale};
-pub use server::{Client, FuseServer, Limits, Options, StartError, StillBusy};
-pub use tree::{Entry, Tree};
+pub use server::{ClientInfo, FuseServer, Limits, Options, ShutdownTimeout, StartError};
+pub use tree::{ControlTree, TreeEntry};

@@ -1,9 +1,9 @@
 //! Lookups in the mount, and the contents of directories.
 
 use crate::nodes::{Node, VOLUMES, block_bytes, kind_of};
-use crate::open_files::Listed;
-use crate::server::Shared;
-use crate::tree::{Entry, Tree};
+use crate::open_files::ListingEntry;
+use crate::server::ServerShared;
+use crate::tree::{ControlTree, TreeEntry};
 use fuser::{Errno, FileAttr, FileType, Generation, ReplyData, ReplyDirectory, ReplyEntry, ReplyStatfs};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use std::time::Duration;
 pub(crate) const NOT_AT_ALL: Duration = Duration::ZERO;
 const NAME_BYTES_MAX: u32 = 255;
 
-impl Shared {
+impl ServerShared {
     /// Returns the attributes that the kernel gets for a node.
     pub(crate) fn entry_of(&self, node: &Node) -> Result<FileAttr, Errno> {
         match node {
@@ -39,9 +39,12 @@ impl Shared {
     }
 
     /// Lists a directory. Returns `None` if it no longer exists.
-    fn list(&self, node: &Node) -> Option<Vec<Listed>> {
-        let listed =
-            |node: &Node, kind, name: &str| Listed { number: node.number(), kind, name: name.to_owned() };
+    fn list(&self, node: &Node) -> Option<Vec<ListingEntry>> {
+        let listed = |node: &Node, kind, name: &str| ListingEntry {
+            number: node.number(),
+            kind,
+            name: name.to_owned(),
+        };
         let mut lines = vec![
             listed(node, FileType::Directory, "."),
             // Unused: the kernel knows the parent directory.
@@ -76,7 +79,7 @@ impl Shared {
     pub(crate) fn read_directory(
         &self,
         node: &Node,
-        lines: &Mutex<Vec<Listed>>,
+        lines: &Mutex<Vec<ListingEntry>>,
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
@@ -115,9 +118,9 @@ impl Shared {
 }
 
 /// Answers with the target of a link.
-pub(crate) fn read_link(tree: &Arc<dyn Tree>, path: &str, reply: ReplyData) {
+pub(crate) fn read_link(tree: &Arc<dyn ControlTree>, path: &str, reply: ReplyData) {
     match tree.entry(path) {
-        Some(Entry::Link { target }) => reply.data(target.as_bytes()),
+        Some(TreeEntry::Link { target }) => reply.data(target.as_bytes()),
         Some(_) => reply.error(Errno::EINVAL),
         None => reply.error(Errno::ENOENT),
     }

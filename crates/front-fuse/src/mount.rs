@@ -2,7 +2,7 @@
 //! unmounted only while the kernel reports that it is ours, so that another file system's mount is
 //! never unmounted.
 
-use crate::mountinfo::{self, Mounted};
+use crate::mountinfo::{self, MountEntry};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -77,7 +77,7 @@ pub enum MountError {
 #[derive(Debug)]
 pub(crate) struct Mount {
     directory: PathBuf,
-    mounted: Mounted,
+    mounted: MountEntry,
     /// Tells whether the kernel still has the connection.
     device: OwnedFd,
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// A mount.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Mounted {
+pub struct MountEntry {
     /// Its mount id, unique while it is mounted; reused later.
     pub(crate) id: u64,
     /// The major number of its device.
@@ -19,7 +19,7 @@ pub struct Mounted {
     pub kind: String,
 }
 
-impl Mounted {
+impl MountEntry {
     /// Whether it presents volumes of bcached as files.
     #[must_use]
     pub fn is_of_volumes(&self) -> bool {
@@ -31,11 +31,11 @@ impl Mounted {
 ///
 /// # Errors
 /// The mount table cannot be read.
-pub fn around(path: &Path) -> std::io::Result<Option<Mounted>> {
+pub fn around(path: &Path) -> std::io::Result<Option<MountEntry>> {
     Ok(find_around(&std::fs::read("/proc/self/mountinfo")?, path))
 }
 
-fn find_around(table: &[u8], path: &Path) -> Option<Mounted> {
+fn find_around(table: &[u8], path: &Path) -> Option<MountEntry> {
     let mounts = table.split(|byte| *byte == b'\n').filter_map(parse);
     let around = mounts.filter(|(place, _)| path.starts_with(place));
     // Of several mounts at one path, the last is on top.
@@ -43,11 +43,11 @@ fn find_around(table: &[u8], path: &Path) -> Option<Mounted> {
 }
 
 /// Returns the topmost mount at `directory`.
-pub(crate) fn top(directory: &Path) -> std::io::Result<Option<Mounted>> {
+pub(crate) fn top(directory: &Path) -> std::io::Result<Option<MountEntry>> {
     Ok(find(&std::fs::read("/proc/self/mountinfo")?, directory))
 }
 
-fn find(table: &[u8], directory: &Path) -> Option<Mounted> {
+fn find(table: &[u8], directory: &Path) -> Option<MountEntry> {
     // Of several mounts at one path, the last is on top.
     table
         .split(|byte| *byte == b'\n')
@@ -58,12 +58,12 @@ fn find(table: &[u8], directory: &Path) -> Option<Mounted> {
 
 /// Parses `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`. Before the hyphen are
 /// any number of optional fields.
-fn parse(line: &[u8]) -> Option<(PathBuf, Mounted)> {
+fn parse(line: &[u8]) -> Option<(PathBuf, MountEntry)> {
     let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
     let text = |index: usize| std::str::from_utf8(fields.get(index)?).ok();
     let hyphen = fields.iter().position(|field| *field == b"-")?;
     let (major, minor) = text(2)?.split_once(':')?;
-    let found = Mounted {
+    let found = MountEntry {
         id: text(0)?.parse().ok()?,
         major: major.parse().ok()?,
         minor: minor.parse().ok()?,
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn the_last_of_several_is_on_top() {
         let found = find(TABLE, Path::new("/mnt/a b"));
-        assert_eq!(found, Some(Mounted { id: 38, major: 0, minor: 40, kind: "fuse.bcached".to_owned() }));
+        assert_eq!(found, Some(MountEntry { id: 38, major: 0, minor: 40, kind: "fuse.bcached".to_owned() }));
         assert_eq!(find(TABLE, Path::new("/mnt")).map(|found| found.kind), Some("ext3".to_owned()));
         assert_eq!(find(TABLE, Path::new("/mnt/071")).map(|found| found.id), Some(39), "digits are digits");
         assert_eq!(find(TABLE, Path::new("/mnt/a")), None);

@@ -5,7 +5,7 @@
 //! kernel caches none of this: each access asks again, so that volumes appear, grow and vanish
 //! immediately.
 
-use crate::tree::{Entry, TEXT_BYTES_MAX, Tree};
+use crate::tree::{ControlTree, TEXT_BYTES_MAX, TreeEntry};
 use bcached_port::{Export, ExportTable, SECTOR_BYTES, Uuid};
 use fuser::{FileAttr, FileType, INodeNo};
 use std::collections::BTreeMap;
@@ -32,25 +32,25 @@ pub(crate) enum Node {
 }
 
 /// A tree and its name in the mount.
-pub(crate) type NamedTree = (String, Arc<dyn Tree>);
+pub(crate) type NamedTree = (String, Arc<dyn ControlTree>);
 
-pub(crate) struct Nodes {
+pub(crate) struct NodeTable {
     pub(crate) exports: ExportTable,
     pub(crate) trees: Vec<NamedTree>,
-    owner: Owner,
-    known: Mutex<BTreeMap<u64, Known>>,
+    owner: NodeOwner,
+    known: Mutex<BTreeMap<u64, KnownInode>>,
 }
 
 /// The owner of all nodes, and their time stamp.
 #[derive(Clone, Copy)]
-pub(crate) struct Owner {
+pub(crate) struct NodeOwner {
     pub(crate) user: u32,
     pub(crate) group: u32,
     pub(crate) since: SystemTime,
 }
 
 /// An inode that the kernel references.
-struct Known {
+struct KnownInode {
     node: Node,
     /// The kernel's lookup count: lookups answered minus those forgotten.
     lookups: u64,
@@ -79,8 +79,8 @@ impl Node {
     }
 }
 
-impl Nodes {
-    pub(crate) const fn new(exports: ExportTable, trees: Vec<NamedTree>, owner: Owner) -> Self {
+impl NodeTable {
+    pub(crate) const fn new(exports: ExportTable, trees: Vec<NamedTree>, owner: NodeOwner) -> Self {
         Self { exports, trees, owner, known: Mutex::new(BTreeMap::new()) }
     }
 
@@ -95,7 +95,7 @@ impl Nodes {
     /// Counts a lookup that the kernel is about to be answered.
     pub(crate) fn remember(&self, node: &Node, export: Option<Arc<Export>>) {
         let mut table = self.lock();
-        let known = table.entry(node.number().0).or_insert_with(|| Known {
+        let known = table.entry(node.number().0).or_insert_with(|| KnownInode {
             node: node.clone(),
             lookups: 0,
             export: None,
@@ -155,18 +155,20 @@ impl Nodes {
         }
     }
 
-    pub(crate) fn entry(&self, node: &Node, entry: &Entry) -> FileAttr {
+    pub(crate) fn entry(&self, node: &Node, entry: &TreeEntry) -> FileAttr {
         match entry {
-            Entry::Directory => self.directory(node),
-            Entry::File { mode } => {
+            TreeEntry::Directory => self.directory(node),
+            TreeEntry::File { mode } => {
                 self.attributes(node, FileType::RegularFile, (mode & 0o777, TEXT_BYTES_MAX as u64))
             }
-            Entry::Link { target } => self.attributes(node, FileType::Symlink, (0o777, target.len() as u64)),
+            TreeEntry::Link { target } => {
+                self.attributes(node, FileType::Symlink, (0o777, target.len() as u64))
+            }
         }
     }
 
     fn attributes(&self, node: &Node, kind: FileType, (perm, size): (u16, u64)) -> FileAttr {
-        let Owner { user, group, since } = self.owner;
+        let NodeOwner { user, group, since } = self.owner;
         FileAttr {
             ino: node.number(),
             size,
@@ -186,7 +188,7 @@ impl Nodes {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Known>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, KnownInode>> {
         // The value is consistent between any two statements, so a poisoned lock is usable.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -198,11 +200,11 @@ pub(crate) fn block_bytes(export: &Export) -> u32 {
 }
 
 /// The file type of an entry, for a directory listing.
-pub(crate) const fn kind_of(entry: &Entry) -> FileType {
+pub(crate) const fn kind_of(entry: &TreeEntry) -> FileType {
     match entry {
-        Entry::Directory => FileType::Directory,
-        Entry::File { .. } => FileType::RegularFile,
-        Entry::Link { .. } => FileType::Symlink,
+        TreeEntry::Directory => FileType::Directory,
+        TreeEntry::File { .. } => FileType::RegularFile,
+        TreeEntry::Link { .. } => FileType::Symlink,
     }
 }
 
@@ -217,8 +219,8 @@ mod tests {
 
     #[test]
     fn what_the_kernel_has_forgotten_takes_no_room() {
-        let owner = Owner { user: 0, group: 0, since: SystemTime::UNIX_EPOCH };
-        let nodes = Nodes::new(ExportTable::new(), Vec::new(), owner);
+        let owner = NodeOwner { user: 0, group: 0, since: SystemTime::UNIX_EPOCH };
+        let nodes = NodeTable::new(ExportTable::new(), Vec::new(), owner);
         let node = Node::child(0, "fs", "bcache");
         nodes.remember(&node, None);
         nodes.remember(&node, None);

@@ -1,9 +1,9 @@
 //! The table of open files, by the handles that the kernel has for them.
 
-use crate::control_file::TextFile;
-use crate::open_limit::{Place, Places};
-use crate::ranges::Ranges;
-use crate::server::Client;
+use crate::control_file::ControlFile;
+use crate::open_limit::{OpenLimit, OpenSlot};
+use crate::ranges::RangeLocks;
+use crate::server::ClientInfo;
 use crate::volume_file::VolumeFile;
 use bcached_port::{Uuid, loop_devices};
 use fuser::{Errno, FileHandle, FileType, INodeNo};
@@ -14,30 +14,30 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 #[derive(Clone)]
 pub(crate) enum OpenFile {
     Volume(Arc<VolumeFile>),
-    Text(Arc<TextFile>),
-    Listing(Arc<Mutex<Vec<Listed>>>),
+    Text(Arc<ControlFile>),
+    Listing(Arc<Mutex<Vec<ListingEntry>>>),
 }
 
 /// An entry of a directory listing.
 #[derive(Clone)]
-pub(crate) struct Listed {
+pub(crate) struct ListingEntry {
     pub(crate) number: INodeNo,
     pub(crate) kind: FileType,
     pub(crate) name: String,
 }
 
 pub(crate) struct OpenFiles {
-    table: RwLock<Table>,
+    table: RwLock<OpenTable>,
     /// Places for everything except volumes.
-    others: Arc<Places>,
+    others: Arc<OpenLimit>,
     /// The ranges of each open volume, which all its open files share.
-    ranges: Mutex<BTreeMap<Uuid, Weak<Ranges>>>,
+    ranges: Mutex<BTreeMap<Uuid, Weak<RangeLocks>>>,
 }
 
 #[derive(Default)]
-struct Table {
+struct OpenTable {
     next: u64,
-    files: BTreeMap<u64, (OpenFile, Option<Place>)>,
+    files: BTreeMap<u64, (OpenFile, Option<OpenSlot>)>,
     /// Nothing can be opened any more.
     is_closed: bool,
 }
@@ -47,7 +47,7 @@ const OTHERS_MAX: usize = 4096;
 
 impl Default for OpenFiles {
     fn default() -> Self {
-        let others = Places::new("control files and directories", OTHERS_MAX);
+        let others = OpenLimit::new("control files and directories", OTHERS_MAX);
         Self { table: RwLock::default(), others, ranges: Mutex::default() }
     }
 }
@@ -103,19 +103,19 @@ impl OpenFiles {
     }
 
     /// Returns the ranges of a volume that are being changed.
-    pub(crate) fn ranges(&self, volume: Uuid) -> Arc<Ranges> {
+    pub(crate) fn ranges(&self, volume: Uuid) -> Arc<RangeLocks> {
         let mut all = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|_, ranges| ranges.strong_count() > 0);
         if let Some(ranges) = all.get(&volume).and_then(Weak::upgrade) {
             return ranges;
         }
-        let ranges = Arc::new(Ranges::default());
+        let ranges = Arc::new(RangeLocks::default());
         all.insert(volume, Arc::downgrade(&ranges));
         ranges
     }
 
     /// Returns the clients that have files open below `mount`, without directory listings.
-    pub(crate) fn clients(&self, mount: &Path) -> Vec<Client> {
+    pub(crate) fn clients(&self, mount: &Path) -> Vec<ClientInfo> {
         let files: Vec<_> = {
             let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
             table.files.values().map(|(file, _)| file.clone()).collect()
@@ -125,18 +125,18 @@ impl OpenFiles {
     }
 }
 
-fn client(file: &OpenFile, mount: &Path) -> Option<Client> {
+fn client(file: &OpenFile, mount: &Path) -> Option<ClientInfo> {
     match file {
         OpenFile::Volume(file) => {
             let path = format!("{}/{}", crate::nodes::VOLUMES, file.export.name);
-            Some(Client {
+            Some(ClientInfo {
                 peer: opener(file.opener, &mount.join(&path), loop_devices::over),
                 path,
                 export: Some(file.export.name.clone()),
                 writing: file.is_writing(),
             })
         }
-        OpenFile::Text(file) => Some(Client {
+        OpenFile::Text(file) => Some(ClientInfo {
             peer: process(file.opener),
             path: file.shown.clone(),
             export: None,

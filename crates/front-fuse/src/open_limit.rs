@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Places of one kind.
-pub(crate) struct Places {
+pub(crate) struct OpenLimit {
     /// What occupies them, in the plural.
     of: &'static str,
     max: usize,
@@ -16,18 +16,18 @@ pub(crate) struct Places {
 }
 
 /// An occupied place; dropping it frees it.
-pub(crate) struct Place(Arc<Places>);
+pub(crate) struct OpenSlot(Arc<OpenLimit>);
 
-impl Places {
+impl OpenLimit {
     pub(crate) fn new(of: &'static str, max: usize) -> Arc<Self> {
         Arc::new(Self { of, max, taken: AtomicUsize::new(0), is_told: AtomicBool::new(false) })
     }
 
     /// Takes a place. If all are taken, the log says so once, until some are free again.
-    pub(crate) fn take(self: &Arc<Self>) -> Result<Place, Errno> {
+    pub(crate) fn take(self: &Arc<Self>) -> Result<OpenSlot, Errno> {
         let more = |taken| (taken < self.max).then_some(taken + 1);
         if self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok() {
-            return Ok(Place(Arc::clone(self)));
+            return Ok(OpenSlot(Arc::clone(self)));
         }
         if !self.is_told.swap(true, Ordering::Relaxed) {
             let Self { of, max, .. } = self.as_ref();
@@ -40,7 +40,7 @@ impl Places {
     }
 }
 
-impl Drop for Place {
+impl Drop for OpenSlot {
     fn drop(&mut self) {
         let before = self.0.taken.fetch_sub(1, Ordering::Relaxed);
         // With hysteresis, so that closing and opening at the limit does not log each time.
@@ -56,13 +56,13 @@ mod tests {
 
     #[test]
     fn a_place_is_free_again_when_it_is_given_up() {
-        let places = Places::new("volumes", 2);
-        let (one, _other) = (places.take().expect("free"), places.take().expect("free"));
-        assert_eq!(places.take().map(drop), Err(Errno::ENFILE));
-        assert!(places.is_told.load(Ordering::Relaxed));
+        let open_limit = OpenLimit::new("volumes", 2);
+        let (one, _other) = (open_limit.take().expect("free"), open_limit.take().expect("free"));
+        assert_eq!(open_limit.take().map(drop), Err(Errno::ENFILE));
+        assert!(open_limit.is_told.load(Ordering::Relaxed));
         drop(one);
-        assert!(!places.is_told.load(Ordering::Relaxed), "the next time is told again");
-        let _one = places.take().expect("free again");
-        assert!(places.take().is_err());
+        assert!(!open_limit.is_told.load(Ordering::Relaxed), "the next time is told again");
+        let _one = open_limit.take().expect("free again");
+        assert!(open_limit.take().is_err());
     }
 }

@@ -1,14 +1,14 @@
 //! Opening files: permission checks and their outcome.
 
-use crate::control_file::TextFile;
+use crate::control_file::ControlFile;
 use crate::filesystem::is_durable;
 use crate::nodes::{NamedTree, Node};
 use crate::open_files::OpenFile;
-use crate::open_limit::Place;
-use crate::server::Shared;
-use crate::tree::Entry;
-use crate::volume_file::{self, Opening, VolumeFile};
-use bcached_port::{Moment, Peer, Uuid};
+use crate::open_limit::OpenSlot;
+use crate::server::ServerShared;
+use crate::tree::TreeEntry;
+use crate::volume_file::{self, OpenParams, VolumeFile};
+use bcached_port::{Peer, Uuid, WriterGeneration};
 use fuser::{Errno, FopenFlags, OpenAccMode, OpenFlags, ReplyOpen};
 use std::sync::Arc;
 use std::thread;
@@ -38,11 +38,11 @@ impl Opener {
     }
 }
 
-impl Shared {
+impl ServerShared {
     /// Opens a volume. While another client is writing to it, it can be opened for reading only;
     /// NBD offers it the same way.
     pub(crate) fn open_volume(self: &Arc<Self>, uuid: Uuid, opener: Opener, reply: ReplyOpen) {
-        let place = match self.places.take() {
+        let place = match self.open_limit.take() {
             Ok(place) => place,
             Err(error) => return reply.error(error),
         };
@@ -53,7 +53,7 @@ impl Shared {
             Ok(None) => {
                 let shared = Arc::clone(self);
                 let wait = move || shared.open_when_free(uuid, (opener, place), number, reply);
-                if let Err(error) = self.life.spawn("fuse-open".to_owned(), wait) {
+                if let Err(error) = self.lifecycle.spawn("fuse-open".to_owned(), wait) {
                     // The reply was dropped with the closure, which answers the program.
                     tracing::warn!(event = "fuse-no-thread", %error, "could not start a thread for an open file");
                 }
@@ -63,7 +63,7 @@ impl Shared {
 
     /// Returns the moment of the open in the history of the volume's writers, or `None` while
     /// another client is writing.
-    fn since(&self, uuid: Uuid, number: u64, opener: Opener) -> Result<Option<Moment>, Errno> {
+    fn since(&self, uuid: Uuid, number: u64, opener: Opener) -> Result<Option<WriterGeneration>, Errno> {
         let export = self.nodes.served(uuid).ok_or(Errno::ENOENT)?;
         if opener.writes() && export.read_only {
             return Err(Errno::EROFS);
@@ -75,17 +75,20 @@ impl Shared {
     fn open_when_free(
         self: &Arc<Self>,
         uuid: Uuid,
-        (opener, place): (Opener, Place),
+        (opener, place): (Opener, OpenSlot),
         number: u64,
         reply: ReplyOpen,
     ) {
-        self.nodes.exports.writing().await_leavers(uuid, Peer::File(number), || !self.life.is_stopping());
+        self.nodes
+            .exports
+            .writing()
+            .await_leavers(uuid, Peer::File(number), || !self.lifecycle.is_stopping());
         let deadline = Instant::now() + GOING;
         loop {
             match self.since(uuid, number, opener) {
                 Ok(Some(since)) => return self.open_now(uuid, (opener, place), (number, since), reply),
                 Err(error) => return reply.error(error),
-                Ok(None) if self.life.is_stopping() => return reply.error(Errno::ESHUTDOWN),
+                Ok(None) if self.lifecycle.is_stopping() => return reply.error(Errno::ESHUTDOWN),
                 Ok(None) if Instant::now() >= deadline => return reply.error(Errno::EROFS),
                 Ok(None) => thread::sleep(LOOK_AGAIN),
             }
@@ -95,18 +98,18 @@ impl Shared {
     fn open_now(
         &self,
         uuid: Uuid,
-        (opener, place): (Opener, Place),
-        client: (u64, Moment),
+        (opener, place): (Opener, OpenSlot),
+        client: (u64, WriterGeneration),
         reply: ReplyOpen,
     ) {
         let Some(export) = self.nodes.served(uuid) else { return reply.error(Errno::ENOENT) };
         let Some(route) = export.served.clone() else { return reply.error(Errno::ENOENT) };
-        let opening = Opening {
+        let opening = OpenParams {
             exports: &self.nodes.exports,
             ranges: self.open.ranges(uuid),
             memory: Arc::clone(&self.memory),
             stock: Arc::clone(&self.stock),
-            life: Arc::clone(&self.life),
+            lifecycle: Arc::clone(&self.lifecycle),
             place,
             window: usize::from(self.limits.requests),
             bytes_max: self.limits.file_bytes,
@@ -126,15 +129,15 @@ impl Shared {
     pub(crate) fn open_text(&self, place: (&NamedTree, String), opener: Opener, reply: ReplyOpen) {
         let (named, path) = place;
         let mode = match named.1.entry(&path) {
-            Some(Entry::File { mode }) => mode,
-            Some(Entry::Directory) => return reply.error(Errno::EISDIR),
-            Some(Entry::Link { .. }) => return reply.error(Errno::ELOOP),
+            Some(TreeEntry::File { mode }) => mode,
+            Some(TreeEntry::Directory) => return reply.error(Errno::EISDIR),
+            Some(TreeEntry::Link { .. }) => return reply.error(Errno::ELOOP),
             None => return reply.error(Errno::ENOENT),
         };
         if (opener.writes() && mode & 0o222 == 0) || (opener.reads() && mode & 0o444 == 0) {
             return reply.error(Errno::EACCES);
         }
-        let file = TextFile::new(named, path, process_of(opener.thread));
+        let file = ControlFile::new(named, path, process_of(opener.thread));
         self.opened(OpenFile::Text(Arc::new(file)), reply);
     }
 

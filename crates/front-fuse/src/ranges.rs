@@ -17,18 +17,18 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 #[derive(Default)]
-pub(crate) struct Ranges {
-    state: Mutex<State>,
+pub(crate) struct RangeLocks {
+    state: Mutex<RangeState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct RangeState {
     next: u64,
-    claims: Vec<Claim>,
+    claims: Vec<RangeClaim>,
 }
 
-struct Claim {
+struct RangeClaim {
     /// Order of arrival.
     number: u64,
     sectors: Range<u64>,
@@ -37,68 +37,69 @@ struct Claim {
 }
 
 /// A range that is being changed, until dropped.
-pub(crate) struct Held {
-    ranges: Arc<Ranges>,
+pub(crate) struct RangeGuard {
+    ranges: Arc<RangeLocks>,
     number: u64,
 }
 
-impl Claim {
+impl RangeClaim {
     fn excludes(&self, sectors: &Range<u64>, is_alone: bool) -> bool {
         (self.is_alone || is_alone) && self.sectors.start < sectors.end && sectors.start < self.sectors.end
     }
 }
 
-impl Ranges {
+impl RangeLocks {
     /// Claims sectors for a change of whole sectors, if no exclusive claim holds or waits for any
     /// of them.
-    pub(crate) fn try_share(self: &Arc<Self>, sectors: Range<u64>) -> Option<Held> {
+    pub(crate) fn try_share(self: &Arc<Self>, sectors: Range<u64>) -> Option<RangeGuard> {
         let mut state = self.lock();
         if state.claims.iter().any(|claim| claim.excludes(&sectors, false)) {
             return None;
         }
         let number = state.put(sectors, false, false);
-        Some(Held { ranges: Arc::clone(self), number })
+        Some(RangeGuard { ranges: Arc::clone(self), number })
     }
 
     /// Claims sectors for a change of whole sectors, and waits if necessary.
-    pub(crate) fn share(self: &Arc<Self>, sectors: Range<u64>) -> Held {
+    pub(crate) fn share(self: &Arc<Self>, sectors: Range<u64>) -> RangeGuard {
         self.enter(sectors, false)
     }
 
     /// Claims sectors exclusively, for a change of part of them.
-    pub(crate) fn have_alone(self: &Arc<Self>, sectors: Range<u64>) -> Held {
+    pub(crate) fn have_alone(self: &Arc<Self>, sectors: Range<u64>) -> RangeGuard {
         self.enter(sectors, true)
     }
 
-    fn enter(self: &Arc<Self>, sectors: Range<u64>, is_alone: bool) -> Held {
+    fn enter(self: &Arc<Self>, sectors: Range<u64>, is_alone: bool) -> RangeGuard {
         let mut state = self.lock();
         let number = state.put(sectors.clone(), is_alone, true);
-        let is_before = |claim: &Claim| claim.number != number && (!claim.waits || claim.number < number);
+        let is_before =
+            |claim: &RangeClaim| claim.number != number && (!claim.waits || claim.number < number);
         while state.claims.iter().any(|claim| is_before(claim) && claim.excludes(&sectors, is_alone)) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         if let Some(own) = state.claims.iter_mut().find(|claim| claim.number == number) {
             own.waits = false;
         }
-        Held { ranges: Arc::clone(self), number }
+        RangeGuard { ranges: Arc::clone(self), number }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RangeState> {
         // The value is consistent between any two statements, so a poisoned lock is usable.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl RangeState {
     fn put(&mut self, sectors: Range<u64>, is_alone: bool, waits: bool) -> u64 {
         let number = self.next;
         self.next += 1;
-        self.claims.push(Claim { number, sectors, is_alone, waits });
+        self.claims.push(RangeClaim { number, sectors, is_alone, waits });
         number
     }
 }
 
-impl Drop for Held {
+impl Drop for RangeGuard {
     fn drop(&mut self) {
         let mut state = self.ranges.lock();
         let somebody_waits = state.claims.iter().any(|claim| claim.waits);
@@ -120,7 +121,7 @@ mod tests {
 
     #[test]
     fn whole_sectors_go_together_and_parts_go_alone() {
-        let ranges = Arc::new(Ranges::default());
+        let ranges = Arc::new(RangeLocks::default());
         let one = ranges.try_share(0..8).expect("nobody is there");
         let other = ranges.try_share(4..12).expect("the engine has them in order");
         let (tell, told) = mpsc::channel();

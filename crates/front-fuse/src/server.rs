@@ -1,14 +1,14 @@
 //! The server: it mounts, serves until it is stopped, and leaves no mount behind.
 
-use crate::filesystem::Files;
+use crate::filesystem::FuseFilesystem;
 use crate::mount::{Mount, MountError};
-use crate::nodes::{NamedTree, Nodes, Owner, VOLUMES, is_name};
+use crate::nodes::{NamedTree, NodeOwner, NodeTable, VOLUMES, is_name};
 use crate::open_files::OpenFiles;
-use crate::open_limit::Places;
-use crate::shutdown::Life;
-use crate::tree::Tree;
-use crate::workers::Workers;
-use bcached_port::{ExportTable, Pool, Stock};
+use crate::open_limit::OpenLimit;
+use crate::shutdown::Lifecycle;
+use crate::tree::ControlTree;
+use crate::workers::WorkerPool;
+use bcached_port::{BudgetPool, BufferPool, ExportTable};
 use fuser::{Config, Session, SessionACL};
 use std::collections::BTreeSet;
 use std::io;
@@ -72,14 +72,14 @@ pub enum StartError {
 /// Requests that were not answered in time.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("{requests} requests from the FUSE mount still wait for the engine")]
-pub struct StillBusy {
+pub struct ShutdownTimeout {
     /// Their number.
     pub requests: usize,
 }
 
 /// A file that a program has open, for people.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Client {
+pub struct ClientInfo {
     /// The process that opened it.
     pub peer: String,
     /// Its path in the mount.
@@ -93,7 +93,7 @@ pub struct Client {
 /// A mount that is served. Dropping it unmounts without waiting for clients; see
 /// [`FuseServer::shutdown`].
 pub struct FuseServer {
-    shared: Arc<Shared>,
+    shared: Arc<ServerShared>,
     mount: Mount,
     /// Disconnected when the session ends.
     session: Receiver<()>,
@@ -101,15 +101,15 @@ pub struct FuseServer {
 }
 
 /// The state that all threads of a server share.
-pub(crate) struct Shared {
-    pub(crate) nodes: Nodes,
+pub(crate) struct ServerShared {
+    pub(crate) nodes: NodeTable,
     pub(crate) open: OpenFiles,
-    pub(crate) life: Arc<Life>,
-    pub(crate) workers: Arc<Workers>,
-    pub(crate) places: Arc<Places>,
-    pub(crate) memory: Arc<Pool>,
+    pub(crate) lifecycle: Arc<Lifecycle>,
+    pub(crate) workers: Arc<WorkerPool>,
+    pub(crate) open_limit: Arc<OpenLimit>,
+    pub(crate) memory: Arc<BudgetPool>,
     /// Buffers of completed requests, kept for reuse.
-    pub(crate) stock: Arc<Mutex<Stock>>,
+    pub(crate) stock: Arc<Mutex<BufferPool>>,
     pub(crate) limits: Limits,
 }
 
@@ -170,9 +170,9 @@ impl FuseServer {
     pub fn start(
         options: Options,
         exports: ExportTable,
-        trees: Vec<(String, Arc<dyn Tree>)>,
+        trees: Vec<(String, Arc<dyn ControlTree>)>,
     ) -> Result<Self, StartError> {
-        let memory = Arc::new(Pool::new(options.limits.total_bytes));
+        let memory = Arc::new(BudgetPool::new(options.limits.total_bytes));
         Self::start_sharing(options, exports, trees, memory)
     }
 
@@ -184,26 +184,27 @@ impl FuseServer {
     pub fn start_sharing(
         options: Options,
         exports: ExportTable,
-        trees: Vec<(String, Arc<dyn Tree>)>,
-        memory: Arc<Pool>,
+        trees: Vec<(String, Arc<dyn ControlTree>)>,
+        memory: Arc<BudgetPool>,
     ) -> Result<Self, StartError> {
         options.limits.check()?;
         check_names(&trees)?;
-        let life = Arc::new(Life::default());
-        let workers = Workers::start(&life, if trees.is_empty() { 0 } else { options.limits.tree_threads })?;
-        let owner = Owner {
+        let lifecycle = Arc::new(Lifecycle::default());
+        let workers =
+            WorkerPool::start(&lifecycle, if trees.is_empty() { 0 } else { options.limits.tree_threads })?;
+        let owner = NodeOwner {
             user: rustix::process::geteuid().as_raw(),
             group: rustix::process::getegid().as_raw(),
             since: SystemTime::now(),
         };
-        let shared = Arc::new(Shared {
-            nodes: Nodes::new(exports, trees, owner),
+        let shared = Arc::new(ServerShared {
+            nodes: NodeTable::new(exports, trees, owner),
             open: OpenFiles::default(),
-            life,
+            lifecycle,
             workers,
-            places: Places::new("volumes", options.limits.open_volumes),
+            open_limit: OpenLimit::new("volumes", options.limits.open_volumes),
             memory,
-            stock: Arc::new(Mutex::new(Stock::new(options.limits.stock_bytes()))),
+            stock: Arc::new(Mutex::new(BufferPool::new(options.limits.stock_bytes()))),
             limits: options.limits,
         });
         let started = Mount::make(&options.directory, options.allow_other)
@@ -232,7 +233,7 @@ impl FuseServer {
 
     /// The files that programs have open.
     #[must_use]
-    pub fn clients(&self) -> Vec<Client> {
+    pub fn clients(&self) -> Vec<ClientInfo> {
         self.shared.open.clients(self.mount.directory())
     }
 
@@ -254,16 +255,16 @@ impl FuseServer {
     /// May take a second and a half longer. Flushes nothing that no program asked to flush.
     ///
     /// # Errors
-    /// [`StillBusy`] if the engine owes replies even then. The threads concerned end when the
+    /// [`ShutdownTimeout`] if the engine owes replies even then. The threads concerned end when the
     /// replies arrive or the engine goes away.
-    pub fn shutdown(mut self, limit: Duration) -> Result<(), StillBusy> {
+    pub fn shutdown(mut self, limit: Duration) -> Result<(), ShutdownTimeout> {
         let deadline = Instant::now() + limit;
-        self.shared.life.unmounts();
+        self.shared.lifecycle.unmounts();
         let is_unused = self.unmount_unused();
-        self.shared.life.stop();
+        self.shared.lifecycle.stop();
         if !is_unused {
             self.tell_users();
-            self.shared.life.wait_until(deadline, |state| state.requests == 0);
+            self.shared.lifecycle.wait_until(deadline, |state| state.requests == 0);
             if !self.mount.unmount() && !self.mount.cut() {
                 let directory = self.mount.directory().display();
                 tracing::warn!(
@@ -278,10 +279,10 @@ impl FuseServer {
         // pending replies.
         let _: Result<(), _> = self.session.recv_timeout(CUT_GRACE);
         let end = deadline.max(Instant::now() + CUT_GRACE);
-        let left = self.shared.life.wait_until(end, |state| state.requests == 0 && state.threads == 0);
+        let left = self.shared.lifecycle.wait_until(end, |state| state.requests == 0 && state.threads == 0);
         match left.requests {
             0 => Ok(()),
-            requests => Err(StillBusy { requests }),
+            requests => Err(ShutdownTimeout { requests }),
         }
     }
 
@@ -322,7 +323,7 @@ impl FuseServer {
 
 impl Drop for FuseServer {
     fn drop(&mut self) {
-        self.shared.life.stop();
+        self.shared.lifecycle.stop();
         if !self.is_unmounted && !self.mount.unmount() {
             self.mount.cut();
         }
@@ -330,7 +331,7 @@ impl Drop for FuseServer {
     }
 }
 
-impl Shared {
+impl ServerShared {
     /// Answers the kernel's requests, on threads that end with the mount.
     fn serve(self: &Arc<Self>, device: std::os::fd::OwnedFd) -> io::Result<Receiver<()>> {
         let mut config = Config::default();
@@ -338,7 +339,8 @@ impl Shared {
         config.clone_fd = true;
         // The kernel checks permissions. Requests through a descriptor that was passed on, or from
         // a kernel thread, must not be checked again.
-        let session = Session::from_fd(Files::new(Arc::clone(self)), device, SessionACL::All, config)?;
+        let session =
+            Session::from_fd(FuseFilesystem::new(Arc::clone(self)), device, SessionACL::All, config)?;
         let (ending, ended) = mpsc::channel::<()>();
         let shared = Arc::clone(self);
         thread::Builder::new().name("fuse-session".to_owned()).spawn(move || {
@@ -346,7 +348,7 @@ impl Shared {
             shared.open.close_all();
             match result {
                 Err(error) => tracing::error!(event = "fuse-ended", %error, "the FUSE session failed"),
-                Ok(()) if !shared.life.ends() => {
+                Ok(()) if !shared.lifecycle.ends() => {
                     tracing::warn!(
                         event = "fuse-ended",
                         "another program has unmounted the FUSE mount, or disconnected it"

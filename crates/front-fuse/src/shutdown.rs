@@ -7,13 +7,13 @@ use std::thread;
 use std::time::Instant;
 
 #[derive(Default)]
-pub(crate) struct Life {
-    state: Mutex<State>,
+pub(crate) struct Lifecycle {
+    state: Mutex<LifecycleState>,
     changed: Condvar,
 }
 
 #[derive(Clone, Copy, Default)]
-pub(crate) struct State {
+pub(crate) struct LifecycleState {
     is_stopping: bool,
     /// If it is unmounted now, this server does it.
     is_unmounting: bool,
@@ -24,23 +24,23 @@ pub(crate) struct State {
 }
 
 /// An unanswered request, until dropped.
-pub(crate) struct Ticket(Arc<Life>);
+pub(crate) struct RequestGuard(Arc<Lifecycle>);
 
 /// A running thread, until dropped.
-struct Running(Arc<Life>);
+struct ThreadGuard(Arc<Lifecycle>);
 
 /// Stack size of threads; the largest item on a stack is a batch of replies.
 const STACK_BYTES: usize = 256 << 10;
 
-impl Life {
+impl Lifecycle {
     /// Begins a request, unless the server is stopping.
-    pub(crate) fn begin(self: &Arc<Self>) -> Option<Ticket> {
+    pub(crate) fn begin(self: &Arc<Self>) -> Option<RequestGuard> {
         let mut state = self.lock();
         if state.is_stopping {
             return None;
         }
         state.requests += 1;
-        Some(Ticket(Arc::clone(self)))
+        Some(RequestGuard(Arc::clone(self)))
     }
 
     /// Lets no further request begin.
@@ -69,7 +69,7 @@ impl Life {
         body: impl FnOnce() + Send + 'static,
     ) -> io::Result<()> {
         self.lock().threads += 1;
-        let running = Running(Arc::clone(self));
+        let running = ThreadGuard(Arc::clone(self));
         let body = move || {
             let _running = running;
             body();
@@ -79,7 +79,11 @@ impl Life {
     }
 
     /// Waits until `holds` is true, at most until the deadline. Returns the state then.
-    pub(crate) fn wait_until(&self, deadline: Instant, holds: impl Fn(&State) -> bool) -> State {
+    pub(crate) fn wait_until(
+        &self,
+        deadline: Instant,
+        holds: impl Fn(&LifecycleState) -> bool,
+    ) -> LifecycleState {
         let mut state = self.lock();
         while !holds(&state) {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -91,12 +95,12 @@ impl Life {
         *state
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LifecycleState> {
         // Plain numbers, consistent between any two statements, so a poisoned lock is usable.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn end(&self, count: impl FnOnce(&mut State)) {
+    fn end(&self, count: impl FnOnce(&mut LifecycleState)) {
         let mut state = self.lock();
         count(&mut state);
         // Only a shutdown waits for changes.
@@ -106,13 +110,13 @@ impl Life {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         self.0.end(|state| state.requests -= 1);
     }
 }
 
-impl Drop for Running {
+impl Drop for ThreadGuard {
     fn drop(&mut self) {
         self.0.end(|state| state.threads -= 1);
     }

@@ -8,13 +8,13 @@ pub use rustix::io::Errno;
 ///
 /// All methods are called on dedicated threads and may wait. If a few calls wait forever, however,
 /// all trees stop answering.
-pub trait Tree: Send + Sync {
+pub trait ControlTree: Send + Sync {
     /// Returns the entry at a path, or `None` if there is none.
-    fn entry(&self, path: &str) -> Option<Entry>;
+    fn entry(&self, path: &str) -> Option<TreeEntry>;
 
     /// Returns the entries of a directory with their names, or `None` if there is no such
     /// directory.
-    fn list(&self, path: &str) -> Option<Vec<(String, Entry)>>;
+    fn list(&self, path: &str) -> Option<Vec<(String, TreeEntry)>>;
 
     /// Returns the text of a file. A program that reads it in pieces gets pieces of one text;
     /// reading from the start again calls this again.
@@ -34,7 +34,7 @@ pub trait Tree: Send + Sync {
 /// An entry of a tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Entry {
+pub enum TreeEntry {
     /// A directory.
     Directory,
     /// A text.

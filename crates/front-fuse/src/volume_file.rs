@@ -2,18 +2,18 @@
 //!
 //! A session thread submits a request directly if the window and the memory have room, the volume
 //! is not being moved to another engine, and its sectors are not claimed exclusively. Everything
-//! else goes to the file's lane ([`crate::file_thread`]), a thread that is started when first
+//! else goes to the file's thread ([`crate::file_thread`]), a thread that is started when first
 //! needed. A second thread receives the replies and answers the programs. It ends when the file is
 //! closed and everything is answered, and then gives up the write claim.
 
-use crate::answer::{Answer, Pending};
-use crate::file_thread::Task;
-use crate::open_limit::Place;
-use crate::ranges::{Held, Ranges};
-use crate::shutdown::Life;
+use crate::answer::{PendingRequest, ReplyTarget};
+use crate::file_thread::FileTask;
+use crate::open_limit::OpenSlot;
+use crate::ranges::{RangeGuard, RangeLocks};
+use crate::shutdown::Lifecycle;
 use bcached_port::{
-    Budget, Buffer, Claim, Export, ExportTable, Moment, Operation, Payload, Peer, Permit, Pool, Replies,
-    Requests, Route, SECTOR_BYTES, Stock,
+    Budget, BudgetPool, Buffer, BufferPool, Export, ExportTable, Operation, Payload, Peer, Permit,
+    ReplyReceiver, RequestSender, Route, SECTOR_BYTES, WriteClaim, WriterGeneration,
 };
 use fuser::Errno;
 use std::collections::VecDeque;
@@ -29,51 +29,51 @@ pub(crate) struct VolumeFile {
     pub(crate) opener: u32,
     /// The volume as it was when the file was opened.
     pub(crate) export: Arc<Export>,
-    pub(crate) ranges: Arc<Ranges>,
+    pub(crate) ranges: Arc<RangeLocks>,
     /// Whether it was opened for durable writes (`O_DSYNC`).
     pub(crate) is_durable: bool,
     exports: ExportTable,
     route: Route,
-    requests: Requests<Pending>,
+    requests: RequestSender<PendingRequest>,
     budget: Arc<Budget>,
     /// Buffers of completed requests of all files, kept for reuse.
-    stock: Arc<Mutex<Stock>>,
-    life: Arc<Life>,
+    stock: Arc<Mutex<BufferPool>>,
+    lifecycle: Arc<Lifecycle>,
     /// When it was opened, for the write claim.
-    since: Moment,
-    common: Arc<Common>,
+    since: WriterGeneration,
+    common: Arc<FileShared>,
 }
 
 /// The state that a file shares with its reply thread.
-pub(crate) struct Common {
-    state: Mutex<State>,
-    /// The lane waits here for tasks or for room in the window.
+pub(crate) struct FileShared {
+    state: Mutex<FileState>,
+    /// The thread waits here for tasks or for room in the window.
     changed: Condvar,
     window: usize,
     /// The write claim, once it was needed and granted.
-    claim: Mutex<Option<Claim>>,
+    claim: Mutex<Option<WriteClaim>>,
 }
 
 #[derive(Default)]
-struct State {
+struct FileState {
     /// Requests submitted whose replies were not yet received.
     under_way: usize,
-    tasks: VecDeque<Task>,
-    has_lane: bool,
-    /// The lane has a request to submit, but the window is full.
-    lane_waits: bool,
+    tasks: VecDeque<FileTask>,
+    has_thread: bool,
+    /// The thread has a request to submit, but the window is full.
+    thread_waits: bool,
     is_closed: bool,
 }
 
 /// The parameters for opening a file.
-pub(crate) struct Opening<'a> {
+pub(crate) struct OpenParams<'a> {
     pub(crate) exports: &'a ExportTable,
-    pub(crate) ranges: Arc<Ranges>,
-    pub(crate) memory: Arc<Pool>,
-    pub(crate) stock: Arc<Mutex<Stock>>,
-    pub(crate) life: Arc<Life>,
+    pub(crate) ranges: Arc<RangeLocks>,
+    pub(crate) memory: Arc<BudgetPool>,
+    pub(crate) stock: Arc<Mutex<BufferPool>>,
+    pub(crate) lifecycle: Arc<Lifecycle>,
     /// Held for as long as the file's reply thread runs.
-    pub(crate) place: Place,
+    pub(crate) place: OpenSlot,
     pub(crate) window: usize,
     pub(crate) bytes_max: u64,
     pub(crate) opener: u32,
@@ -89,13 +89,13 @@ pub(crate) fn next_number() -> u64 {
 impl VolumeFile {
     /// Opens the volume, by its current route.
     pub(crate) fn open(
-        opening: Opening<'_>,
+        opening: OpenParams<'_>,
         export: Arc<Export>,
         route: Route,
-        (number, since): (u64, Moment),
+        (number, since): (u64, WriterGeneration),
     ) -> io::Result<Arc<Self>> {
-        let (requests, replies) = route.connect::<Pending>(opening.window);
-        let common = Arc::new(Common {
+        let (requests, replies) = route.connect::<PendingRequest>(opening.window);
+        let common = Arc::new(FileShared {
             state: Mutex::default(),
             changed: Condvar::new(),
             window: opening.window,
@@ -106,7 +106,7 @@ impl VolumeFile {
             taking.take_replies(replies, &stock);
             drop(place);
         };
-        opening.life.spawn(format!("fuse-reply-{number}"), take)?;
+        opening.lifecycle.spawn(format!("fuse-reply-{number}"), take)?;
         Ok(Arc::new(Self {
             number,
             opener: opening.opener,
@@ -118,7 +118,7 @@ impl VolumeFile {
             requests,
             budget: Arc::new(Budget::new(opening.bytes_max, opening.memory)),
             stock: opening.stock,
-            life: opening.life,
+            lifecycle: opening.lifecycle,
             since,
             common,
         }))
@@ -159,7 +159,7 @@ impl VolumeFile {
 
     /// Returns a payload with a copy of `data`.
     pub(crate) fn copy_of(&self, data: &[u8]) -> Payload {
-        if !Stock::keeps(data.len()) {
+        if !BufferPool::keeps(data.len()) {
             return Buffer::copied_from(data).freeze();
         }
         let mut buffer = self.memory(data.len());
@@ -167,23 +167,23 @@ impl VolumeFile {
         buffer.freeze()
     }
 
-    /// Returns a buffer with arbitrary content ([`Stock::take`]), which is what a read has until
-    /// the engine has filled it. The stock is not locked while a fresh buffer is cleared or while
-    /// the buffer is filled.
+    /// Returns a buffer with arbitrary content ([`BufferPool::take`]), which is what a read has
+    /// until the engine has filled it. The stock is not locked while a fresh buffer is cleared or
+    /// while the buffer is filled.
     fn memory(&self, bytes: usize) -> Buffer {
         let kept = self.stock().find(bytes);
         kept.unwrap_or_else(|| Buffer::zeroed(bytes))
     }
 
     // The stock is consistent between any two statements, so a poisoned lock is usable.
-    fn stock(&self) -> MutexGuard<'_, Stock> {
+    fn stock(&self) -> MutexGuard<'_, BufferPool> {
         self.stock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has a task carried out. Waits for nothing, except briefly for the engine's inbox.
-    pub(crate) fn ask(self: &Arc<Self>, task: Task) {
+    pub(crate) fn ask(self: &Arc<Self>, task: FileTask) {
         if let Err(task) = self.try_now(task) {
-            self.leave_to_lane(task);
+            self.leave_to_thread(task);
         }
     }
 
@@ -192,7 +192,7 @@ impl VolumeFile {
         clippy::result_large_err,
         reason = "given back to go into the queue, where it has to fit anyway"
     )]
-    fn try_now(&self, task: Task) -> Result<(), Task> {
+    fn try_now(&self, task: FileTask) -> Result<(), FileTask> {
         if !task.is_plain() || self.route.is_held() || !self.common.try_enter() {
             return Err(task);
         }
@@ -209,23 +209,23 @@ impl VolumeFile {
         clippy::result_large_err,
         reason = "given back to go into the queue, where it has to fit anyway"
     )]
-    fn try_submit(&self, task: Task) -> Result<(), Task> {
+    fn try_submit(&self, task: FileTask) -> Result<(), FileTask> {
         match task {
-            Task::Read { sectors, answer } => {
+            FileTask::Read { sectors, answer } => {
                 let bytes = bytes_of(&sectors);
                 let Some(permit) = self.try_memory_for(bytes) else {
-                    return Err(Task::Read { sectors, answer });
+                    return Err(FileTask::Read { sectors, answer });
                 };
                 let operation = Operation::Read { sector: sectors.start, buffer: self.memory(bytes) };
                 self.submit(operation, answer, (Some(permit), None));
             }
-            Task::Change { operation, sectors, permit, answer } => {
+            FileTask::Change { operation, sectors, permit, answer } => {
                 let Some(held) = self.ranges.try_share(sectors.clone()) else {
-                    return Err(Task::Change { operation, sectors, permit, answer });
+                    return Err(FileTask::Change { operation, sectors, permit, answer });
                 };
                 self.submit(operation, answer, (permit, Some(held)));
             }
-            Task::Flush { answer } => self.submit(Operation::Flush, answer, (None, None)),
+            FileTask::Flush { answer } => self.submit(Operation::Flush, answer, (None, None)),
             other => return Err(other),
         }
         Ok(())
@@ -235,43 +235,45 @@ impl VolumeFile {
     pub(crate) fn submit(
         &self,
         operation: Operation,
-        answer: Answer,
-        (permit, held): (Option<Permit>, Option<Held>),
+        answer: ReplyTarget,
+        (permit, held): (Option<Permit>, Option<RangeGuard>),
     ) {
         let payload = match &operation {
             Operation::Write { payload, .. } => Some(payload.clone()),
             _ => None,
         };
-        self.requests.submit_by(Pending { answer, permit, held, payload }, &self.route, operation);
+        self.requests.submit_by(PendingRequest { answer, permit, held, payload }, &self.route, operation);
     }
 
-    fn leave_to_lane(self: &Arc<Self>, task: Task) {
+    fn leave_to_thread(self: &Arc<Self>, task: FileTask) {
         let mut state = self.common.lock();
         state.tasks.push_back(task);
-        let has_lane = std::mem::replace(&mut state.has_lane, true);
+        let has_thread = std::mem::replace(&mut state.has_thread, true);
         drop(state);
         self.common.changed.notify_all();
-        if has_lane {
+        if has_thread {
             return;
         }
         let file = Arc::clone(self);
-        if let Err(error) = self.life.spawn(format!("fuse-lane-{}", self.number), move || file.run_lane()) {
+        if let Err(error) =
+            self.lifecycle.spawn(format!("fuse-lane-{}", self.number), move || file.run_thread())
+        {
             tracing::warn!(event = "fuse-no-thread", %error, "could not start a thread for an open file");
             let mut state = self.common.lock();
-            state.has_lane = false;
+            state.has_thread = false;
             let tasks = std::mem::take(&mut state.tasks);
             drop(state);
             tasks.into_iter().for_each(|task| task.refuse(Errno::ENOMEM));
         }
     }
 
-    /// Takes a place in the window for the lane, and waits for one if necessary.
+    /// Takes a place in the window for the thread, and waits for one if necessary.
     pub(crate) fn wait_for_room(&self) {
         self.common.enter();
     }
 
-    /// Returns the lane's next task, or `None` if the file is closed and no task is left.
-    pub(crate) fn next_task(&self) -> Option<Task> {
+    /// Returns the thread's next task, or `None` if the file is closed and no task is left.
+    pub(crate) fn next_task(&self) -> Option<FileTask> {
         self.common.next_task()
     }
 
@@ -288,11 +290,11 @@ pub(crate) fn bytes_of(sectors: &Range<u64>) -> usize {
     usize::try_from(bytes).expect("no request of a program is larger than memory")
 }
 
-impl Common {
-    /// Takes a place in the window, if there is one and no task or lane waits for it.
+impl FileShared {
+    /// Takes a place in the window, if there is one and no task or thread waits for it.
     fn try_enter(&self) -> bool {
         let mut state = self.lock();
-        let has_room = state.under_way < self.window && !state.lane_waits && state.tasks.is_empty();
+        let has_room = state.under_way < self.window && !state.thread_waits && state.tasks.is_empty();
         state.under_way += usize::from(has_room);
         has_room
     }
@@ -300,24 +302,24 @@ impl Common {
     fn enter(&self) {
         let mut state = self.lock();
         while state.under_way >= self.window {
-            state.lane_waits = true;
+            state.thread_waits = true;
             state = self.wait(state);
         }
-        state.lane_waits = false;
+        state.thread_waits = false;
         state.under_way += 1;
     }
 
     fn leave(&self) {
         let mut state = self.lock();
         state.under_way -= 1;
-        let lane_waits = state.lane_waits;
+        let thread_waits = state.thread_waits;
         drop(state);
-        if lane_waits {
+        if thread_waits {
             self.changed.notify_all();
         }
     }
 
-    fn next_task(&self) -> Option<Task> {
+    fn next_task(&self) -> Option<FileTask> {
         let mut state = self.lock();
         loop {
             if let Some(task) = state.tasks.pop_front() {
@@ -331,7 +333,7 @@ impl Common {
     }
 
     /// Answers programs as the engine replies, until the file is closed and everything is answered.
-    fn take_replies(&self, mut replies: Replies<Pending>, stock: &Mutex<Stock>) {
+    fn take_replies(&self, mut replies: ReplyReceiver<PendingRequest>, stock: &Mutex<BufferPool>) {
         let mut batch = VecDeque::new();
         while replies.next_batch(&mut batch) {
             for (pending, reply) in batch.drain(..) {
@@ -343,17 +345,17 @@ impl Common {
         drop(self.claim().take());
     }
 
-    fn claim(&self) -> MutexGuard<'_, Option<Claim>> {
+    fn claim(&self) -> MutexGuard<'_, Option<WriteClaim>> {
         self.claim.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     // The values of both mutexes are consistent between any two statements, so a poisoned lock is
     // usable.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FileState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn wait<'a>(&self, state: MutexGuard<'a, FileState>) -> MutexGuard<'a, FileState> {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 }

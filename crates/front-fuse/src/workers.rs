@@ -1,7 +1,7 @@
 //! A few threads for calls to trees. These calls may wait for the daemon, which session threads
 //! must not.
 
-use crate::shutdown::Life;
+use crate::shutdown::Lifecycle;
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,24 +10,24 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 type Job = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
-pub(crate) struct Workers {
-    state: Mutex<State>,
+pub(crate) struct WorkerPool {
+    state: Mutex<WorkerState>,
     changed: Condvar,
 }
 
 /// At most as many jobs as there are programs waiting.
 #[derive(Default)]
-struct State {
+struct WorkerState {
     jobs: VecDeque<Job>,
     is_closed: bool,
 }
 
-impl Workers {
-    pub(crate) fn start(life: &Arc<Life>, count: usize) -> io::Result<Arc<Self>> {
+impl WorkerPool {
+    pub(crate) fn start(lifecycle: &Arc<Lifecycle>, count: usize) -> io::Result<Arc<Self>> {
         let workers = Arc::new(Self::default());
         for index in 0..count {
             let worker = Arc::clone(&workers);
-            let started = life.spawn(format!("fuse-tree-{index}"), move || worker.run());
+            let started = lifecycle.spawn(format!("fuse-tree-{index}"), move || worker.run());
             started.inspect_err(|_| workers.close())?;
         }
         Ok(workers)

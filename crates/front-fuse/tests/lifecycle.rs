@@ -3,9 +3,11 @@
 mod support;
 
 use bcached_front_fuse::tree::Errno;
-use bcached_front_fuse::{Entry, FuseServer, Limits, MountError, Options, StartError, StillBusy, Tree};
-use bcached_port::ram::{Ram, Verdict};
-use bcached_port::{Budget, Operation, Pool};
+use bcached_front_fuse::{
+    ControlTree, FuseServer, Limits, MountError, Options, ShutdownTimeout, StartError, TreeEntry,
+};
+use bcached_port::ram::{RamServer, Verdict};
+use bcached_port::{Budget, BudgetPool, Operation};
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
@@ -23,13 +25,13 @@ use support::{
 /// Environment variable with the directory at which a child process serves.
 const CHILD: &str = "BCACHED_TEST_SERVE_AT";
 
-fn start(directory: &Path, ram: &Ram) -> Result<FuseServer, StartError> {
+fn start(directory: &Path, ram: &RamServer) -> Result<FuseServer, StartError> {
     let options = Options { directory: directory.to_owned(), allow_other: false, limits: Limits::default() };
     FuseServer::start(options, support::table(ram), Vec::new())
 }
 
 fn refusal(directory: &Path) -> MountError {
-    let ram = Ram::start(&[(TANK, TANK_SECTORS)]);
+    let ram = RamServer::start(&[(TANK, TANK_SECTORS)]);
     let refused = start(directory, &ram).map(drop).expect_err("it will not do");
     let StartError::Mount(error) = refused else { unreachable!("{refused}") };
     error
@@ -39,7 +41,7 @@ fn refusal(directory: &Path) -> MountError {
 #[test]
 fn serves_in_a_child() {
     let Some(directory) = std::env::var_os(CHILD) else { return };
-    let ram = Ram::start(&[(TANK, TANK_SECTORS)]);
+    let ram = RamServer::start(&[(TANK, TANK_SECTORS)]);
     match start(Path::new(&directory), &ram) {
         Ok(server) => {
             println!("\nserving");
@@ -92,20 +94,20 @@ fn a_dropped_server_leaves_no_mount() {
 }
 
 /// A tree that is slow to answer, and reports each lookup of `slow`.
-struct Slow(Mutex<mpsc::Sender<()>>);
+struct SlowTree(Mutex<mpsc::Sender<()>>);
 
 const TAKES: Duration = Duration::from_millis(60);
 
-impl Tree for Slow {
-    fn entry(&self, path: &str) -> Option<Entry> {
+impl ControlTree for SlowTree {
+    fn entry(&self, path: &str) -> Option<TreeEntry> {
         if path == "slow" {
             let _nobody_listens_any_more = self.0.lock().expect("no panic").send(());
             std::thread::sleep(TAKES);
         }
-        Some(if path.is_empty() { Entry::Directory } else { Entry::File { mode: 0o444 } })
+        Some(if path.is_empty() { TreeEntry::Directory } else { TreeEntry::File { mode: 0o444 } })
     }
 
-    fn list(&self, _: &str) -> Option<Vec<(String, Entry)>> {
+    fn list(&self, _: &str) -> Option<Vec<(String, TreeEntry)>> {
         None
     }
 
@@ -126,7 +128,8 @@ fn who_only_looks_at_a_name_is_waited_for_and_nobody_is_refused() {
         return;
     }
     let (tell, asked) = mpsc::channel();
-    let trees: Vec<(String, Arc<dyn Tree>)> = vec![("sys".to_owned(), Arc::new(Slow(Mutex::new(tell))))];
+    let trees: Vec<(String, Arc<dyn ControlTree>)> =
+        vec![("sys".to_owned(), Arc::new(SlowTree(Mutex::new(tell))))];
     let mut served = serve_with(Limits::default(), Box::new(|_, _: &Operation| Verdict::Serve), trees);
     let server = served.server.take().expect("runs");
     let directory = server.directory().to_owned();
@@ -208,7 +211,7 @@ fn an_engine_that_does_not_answer_is_told_of() {
     let syncs = std::thread::spawn(move || file.sync_all());
     asked.recv_timeout(LIMIT).expect("the flush is with the engine");
     let server = served.server.take().expect("runs");
-    assert_eq!(server.shutdown(Duration::from_millis(100)), Err(StillBusy { requests: 1 }));
+    assert_eq!(server.shutdown(Duration::from_millis(100)), Err(ShutdownTimeout { requests: 1 }));
     assert!(!is_mounted(&directory));
     syncs.join().expect("no panic").expect_err("it was cut off");
     served.ram.release();
@@ -243,7 +246,7 @@ fn a_link_and_a_name_with_blanks_will_do() {
     let (place, link) = (folder.path().join("a b\\c"), folder.path().join("link"));
     std::fs::create_dir(&place).expect("a directory");
     std::os::unix::fs::symlink(&place, &link).expect("a link");
-    let ram = Ram::start(&[(TANK, TANK_SECTORS)]);
+    let ram = RamServer::start(&[(TANK, TANK_SECTORS)]);
     let server = start(&link, &ram).expect("starts");
     assert!(place.join("volumes/tank").is_file());
     server.shutdown(LIMIT).expect("nobody is busy");
@@ -282,7 +285,7 @@ fn what_a_killed_daemon_left_is_replaced() {
     wait_until("the kernel to notice", || errno_of(&file) == Some(ENOTCONN));
     assert_eq!(errno(std::fs::metadata(folder.path())), ENOTCONN);
 
-    let ram = Ram::start(&[(TANK, TANK_SECTORS)]);
+    let ram = RamServer::start(&[(TANK, TANK_SECTORS)]);
     let server = start(folder.path(), &ram).expect("replaces it");
     support::open(&tank).expect("opens").write_all_at(&[2; 512], 0).expect("is written");
     assert_eq!(errno_of(&file), Some(ENOTCONN), "who had the old one open has it still");
@@ -300,7 +303,7 @@ fn what_is_not_ours_is_not_unmounted() {
         return skip("only root can unmount without the helper");
     }
     let folder = tempfile::tempdir().expect("a folder");
-    let ram = Ram::start(&[(TANK, TANK_SECTORS)]);
+    let ram = RamServer::start(&[(TANK, TANK_SECTORS)]);
     let first = start(folder.path(), &ram).expect("starts");
     rustix::mount::unmount(folder.path(), rustix::mount::UnmountFlags::empty()).expect("nobody uses it");
     wait_until("the server to notice", || first.has_ended());
@@ -368,7 +371,7 @@ fn memory_is_shared_with_other_front_ends() {
     if !can_mount() {
         return;
     }
-    let memory = Arc::new(Pool::new(4 << 20));
+    let memory = Arc::new(BudgetPool::new(4 << 20));
     let other = Arc::new(Budget::new(4 << 20, Arc::clone(&memory)));
     let served = serve_sharing(Arc::clone(&memory));
     let held = other.acquire(4 << 20);

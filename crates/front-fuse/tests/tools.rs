@@ -3,9 +3,9 @@
 mod support;
 
 use std::process::Command;
-use support::{Served, TANK, TANK_BYTES, can_mount, program, serve, skip};
+use support::{TANK, TANK_BYTES, TestServer, can_mount, program, serve, skip};
 
-fn fio(served: &Served, arguments: &[&str]) {
+fn fio(served: &TestServer, arguments: &[&str]) {
     let file = format!("--filename={}", served.tank().display());
     let common = [
         "--name=verify",

@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 use support::{
-    EINVAL, EIO, ENOSPC, ENXIO, EPERM, EROFS, ESHUTDOWN, ETIMEDOUT, Served, TANK, TANK_BYTES, TANK_SECTORS,
-    can_mount, errno, serve, serve_hooked, tank, wait_until,
+    EINVAL, EIO, ENOSPC, ENXIO, EPERM, EROFS, ESHUTDOWN, ETIMEDOUT, TANK, TANK_BYTES, TANK_SECTORS,
+    TestServer, can_mount, errno, serve, serve_hooked, tank, wait_until,
 };
 
-fn at(served: &Served, offset: u64, bytes: usize) -> Vec<u8> {
+fn at(served: &TestServer, offset: u64, bytes: usize) -> Vec<u8> {
     let first = offset / 512;
     let skip = usize::try_from(offset % 512).expect("small");
     let sectors = (skip + bytes).div_ceil(512) as u64;
@@ -27,7 +27,7 @@ fn pattern(bytes: usize, seed: usize) -> Vec<u8> {
 }
 
 /// Serves, and logs what `tell` returns for each request that reaches the engine, in order.
-fn serve_telling<T: Send + 'static>(tell: fn(&Operation) -> Option<T>) -> (Served, Arc<Mutex<Vec<T>>>) {
+fn serve_telling<T: Send + 'static>(tell: fn(&Operation) -> Option<T>) -> (TestServer, Arc<Mutex<Vec<T>>>) {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&seen);
     let served = serve_hooked(Box::new(move |_, operation| {
@@ -420,7 +420,7 @@ fn a_volume_that_goes_while_it_is_open_answers_as_its_engine_does() {
     assert_eq!(file.metadata().expect("it is open").len(), TANK_BYTES);
     file.read_exact_at(&mut [0; 512], 0).expect("the engine still has it");
     // The engine goes away.
-    served.ram = bcached_port::ram::Ram::start(&[(TANK, TANK_SECTORS)]);
+    served.ram = bcached_port::ram::RamServer::start(&[(TANK, TANK_SECTORS)]);
     for result in [file.read_at(&mut [0; 512], 0), file.write_at(&[0; 512], 0), file.write_at(&[0; 5], 0)] {
         assert_eq!(errno(result), ESHUTDOWN);
     }
@@ -486,7 +486,7 @@ fn full_bounds_make_writers_wait() {
             thread::spawn(move || {
                 let offset = u64::from(writer) << 20;
                 for turn in 0..20 {
-                    // Some writes are of partial sectors, so that the lane takes part.
+                    // Some writes are of partial sectors, so that the thread takes part.
                     let skip = u64::from(turn % 3 == 0);
                     file.write_all_at(&vec![writer; (1 << 20) - 1], offset + skip).expect("is written");
                     let mut read = vec![0; (1 << 20) - 2];

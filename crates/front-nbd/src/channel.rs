@@ -1,26 +1,26 @@
 //! The two directions of a connection, each used by one thread: plain, or in TLS once that was
 //! negotiated. A plain direction is the socket itself.
 
-use crate::peer_timeouts::Pace;
-use crate::socket::{Patience, Socket};
+use crate::peer_timeouts::PeerPace;
+use crate::socket::{ReceiveTimeout, Socket};
 use crate::tls;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// The receiving direction.
-pub(crate) enum Receiving {
+pub(crate) enum ReceiveChannel {
     Plain(Arc<Socket>),
-    Tls(tls::Receiving),
+    Tls(tls::TlsReceiver),
 }
 
 /// The sending direction.
-pub(crate) enum Sending {
+pub(crate) enum SendChannel {
     Plain(Arc<Socket>),
-    Tls(tls::Sending),
+    Tls(tls::TlsSender),
 }
 
-impl Receiving {
+impl ReceiveChannel {
     /// The socket, if the connection is plain.
     pub(crate) fn plain(&self) -> Option<&Socket> {
         match self {
@@ -33,23 +33,23 @@ impl Receiving {
     pub(crate) fn receive(
         &mut self,
         into: &mut [u8],
-        patience: Patience,
-        pace: Option<&mut Pace>,
+        timeout: ReceiveTimeout,
+        pace: Option<&mut PeerPace>,
     ) -> io::Result<usize> {
         match self {
-            Self::Plain(socket) => socket.receive(into, patience, pace),
-            Self::Tls(receiving) => receiving.receive(into, patience, pace),
+            Self::Plain(socket) => socket.receive(into, timeout, pace),
+            Self::Tls(receiving) => receiving.receive(into, timeout, pace),
         }
     }
 }
 
-impl Sending {
+impl SendChannel {
     /// Like [`Socket::send`].
     pub(crate) fn send(
         &mut self,
         slices: &mut [IoSlice<'_>],
         stall: Duration,
-        pace: Option<&mut Pace>,
+        pace: Option<&mut PeerPace>,
     ) -> io::Result<()> {
         match self {
             Self::Plain(socket) => socket.send(slices, stall, pace),

@@ -10,21 +10,24 @@
 //! answered as far as the peer still listens. Then the write claim is released and the socket is
 //! closed. A write whose payload did not arrive completely is never submitted.
 
-use crate::channel::{Receiving, Sending};
-use crate::handoff::{Resumed, Right, State};
-use crate::peer_timeouts::Pace;
-use crate::proto::handshake::{Agreed, Catalog, Encryption, Handshake, Offer, Step};
-use crate::proto::reply::Awaited;
-use crate::proto::request::{Command, Decision, HEADER_BYTES, Header, Session};
+use crate::channel::{ReceiveChannel, SendChannel};
+use crate::client_catalog::ClientCatalog;
+use crate::handoff::{ConnectionState, ResumedConnection, WriterStatus};
+use crate::peer_timeouts::PeerPace;
+use crate::proto::handshake::{
+    Encryption, ExportCatalog, ExportOffer, Handshake, HandshakeStep, NegotiatedParams,
+};
+use crate::proto::reply::ReplyContext;
+use crate::proto::request::{Command, Decision, HEADER_BYTES, RequestHeader, Session};
 use crate::proto::wire::{NbdError, Violation};
-use crate::ring_path::{Lane, Now};
-use crate::server::{SMALL_BYTES_MAX, Served, Shared};
-use crate::socket::{Patience, Socket};
-use crate::source::{Look, Source};
-use crate::tls::Tls;
-use crate::writer::{Outgoing, Pending, Writer};
+use crate::ring_path::{RingPath, TurnOutcome};
+use crate::server::{SMALL_BYTES_MAX, ServerShared, ServingMode};
+use crate::socket::{ReceiveTimeout, Socket};
+use crate::source::{ReadBuffer, ReadOutcome};
+use crate::tls::TlsConfig;
+use crate::writer::{PendingRequest, ReplyBatch, Writer};
 use bcached_port::{
-    Budget, Buffer, Claim, Export, Moment, NoExport, Operation, Payload, Peer, Reply, Requests, Route,
+    Budget, Buffer, Operation, Payload, Peer, Reply, RequestSender, Route, WriteClaim, WriterGeneration,
 };
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -38,7 +41,7 @@ const SLOWEST_BYTES_A_SECOND: u64 = 1 << 20;
 
 /// Why a connection ended before its client disconnected properly.
 #[derive(Debug, Error)]
-pub(crate) enum Broken {
+pub(crate) enum ConnectionError {
     #[error("the client violated the protocol: {0}")]
     Violation(Violation),
     #[error("the connection failed: {0}")]
@@ -51,7 +54,7 @@ pub(crate) enum Broken {
 
 /// The client of a connection, as far as the server knows it.
 #[derive(Clone)]
-pub(crate) struct Caller {
+pub(crate) struct ClientContext {
     /// The connection's number.
     pub(crate) number: u64,
     /// The client that it belongs to.
@@ -59,7 +62,7 @@ pub(crate) struct Caller {
     /// Whether it may only read.
     pub(crate) read_only: bool,
     /// If set, the connection must begin TLS, with this.
-    pub(crate) tls: Option<Tls>,
+    pub(crate) tls: Option<TlsConfig>,
     /// If set, the connection uses this export, without a handshake.
     pub(crate) export: Option<String>,
 }
@@ -67,32 +70,32 @@ pub(crate) struct Caller {
 /// Serves a connection to its end, from the start or from the state in which another server left
 /// it. Returns its state if a further server is to resume it.
 pub(crate) fn serve(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerShared>,
     socket: &Arc<Socket>,
-    caller: &Caller,
-    resumed: Option<Resumed>,
-) -> Result<Option<State>, Broken> {
+    caller: &ClientContext,
+    resumed: Option<ResumedConnection>,
+) -> Result<Option<ConnectionState>, ConnectionError> {
     let (session, since, claim, source, sending) = match resumed {
-        Some(Resumed { session, since, claim, unread }) => {
-            let source = Source::behind(Receiving::Plain(Arc::clone(socket)), &unread);
-            (session, since, claim, source, Sending::Plain(Arc::clone(socket)))
+        Some(ResumedConnection { session, since, claim, unread }) => {
+            let source = ReadBuffer::behind(ReceiveChannel::Plain(Arc::clone(socket)), &unread);
+            (session, since, claim, source, SendChannel::Plain(Arc::clone(socket)))
         }
         None => {
-            let (since, waited) = (Cell::new(Moment::default()), Cell::default());
-            let catalog = PeerCatalog { shared, socket, caller, since, waited };
-            let mut hands = Hands {
+            let (since, waited) = (Cell::new(WriterGeneration::default()), Cell::default());
+            let catalog = ClientCatalog { shared, socket, caller, since, waited };
+            let mut hands = PendingHandshake {
                 shared,
                 socket,
                 caller,
-                source: Source::new(Receiving::Plain(Arc::clone(socket))),
-                sending: Sending::Plain(Arc::clone(socket)),
+                source: ReadBuffer::new(ReceiveChannel::Plain(Arc::clone(socket))),
+                sending: SendChannel::Plain(Arc::clone(socket)),
             };
             let agreed = match &caller.export {
                 Some(name) => Some(hands.begin_with(name, &catalog)?),
                 None => hands.shake(&catalog)?,
             };
             let Some(agreed) = agreed else { return Ok(None) };
-            let Hands { source, sending, .. } = hands;
+            let PendingHandshake { source, sending, .. } = hands;
             (Session::new(agreed), Some(catalog.since.get()), None, source, sending)
         }
     };
@@ -101,39 +104,39 @@ pub(crate) fn serve(
 
 /// A connection whose volume is known.
 struct Connection<'a> {
-    shared: &'a Arc<Shared>,
+    shared: &'a Arc<ServerShared>,
     socket: &'a Arc<Socket>,
-    caller: &'a Caller,
+    caller: &'a ClientContext,
 }
 
 impl Connection<'_> {
     fn transmit(
         self,
         session: Session,
-        (since, claim): (Option<Moment>, Option<Claim>),
-        source: Source,
-        sending: Sending,
-    ) -> Result<Option<State>, Broken> {
+        (since, claim): (Option<WriterGeneration>, Option<WriteClaim>),
+        source: ReadBuffer,
+        sending: SendChannel,
+    ) -> Result<Option<ConnectionState>, ConnectionError> {
         let Self { shared, socket, caller } = self;
         let export = Arc::clone(&session.agreed().offer.export);
-        let Some(route) = &export.served else { return Err(Broken::Gone(export.name.clone())) };
+        let Some(route) = &export.served else { return Err(ConnectionError::Gone(export.name.clone())) };
         let limits = &shared.limits;
         // The engine's thread does not decrypt, so that the cost of TLS falls on the connections
         // that use it.
         let ring = if caller.tls.is_none() { shared.rings.of(export.uuid.0) } else { None };
-        let lane = ring.as_ref().map(Lane::new);
-        let (requests, replies) = match lane.clone() {
-            Some(lane) => {
-                shared.is_served(caller.number, Served::OnRing(Arc::clone(&lane)));
-                route.connect_with_bell::<Pending>(limits.requests, Arc::new(move || lane.ring()))
+        let ring_path = ring.as_ref().map(RingPath::new);
+        let (requests, replies) = match ring_path.clone() {
+            Some(ring_path) => {
+                shared.is_served(caller.number, ServingMode::OnRing(Arc::clone(&ring_path)));
+                route.connect_with_bell::<PendingRequest>(limits.requests, Arc::new(move || ring_path.ring()))
             }
             None => {
-                shared.is_served(caller.number, Served::ByThreads);
-                route.connect::<Pending>(limits.requests)
+                shared.is_served(caller.number, ServingMode::ByThreads);
+                route.connect::<PendingRequest>(limits.requests)
             }
         };
         let budget = Arc::new(Budget::new(limits.connection_bytes, Arc::clone(&shared.memory)));
-        let pace = || Pace::new(Arc::clone(&budget), limits.give_way);
+        let pace = || PeerPace::new(Arc::clone(&budget), limits.give_way);
         let writer = Box::new(Writer {
             shared: Arc::clone(shared),
             number: caller.number,
@@ -143,13 +146,13 @@ impl Connection<'_> {
             structured: session.agreed().structured,
             pace: pace(),
             batch: VecDeque::new(),
-            outgoing: Outgoing::default(),
+            outgoing: ReplyBatch::default(),
         });
-        let its_lane = lane.clone();
-        let writer =
-            shared.spawn(format!("nbd-reply-{}", caller.number), move || writer.run(its_lane.as_deref()))?;
-        if let Some((ring, lane)) = ring.as_ref().zip(lane.as_ref()) {
-            lane.host(ring, socket);
+        let its_ring_path = ring_path.clone();
+        let writer = shared
+            .spawn(format!("nbd-reply-{}", caller.number), move || writer.run(its_ring_path.as_deref()))?;
+        if let Some((ring, ring_path)) = ring.as_ref().zip(ring_path.as_ref()) {
+            ring_path.host(ring, socket);
         }
         let mut reader = Box::new(Reader {
             shared: Arc::clone(shared),
@@ -168,8 +171,8 @@ impl Connection<'_> {
             reader.has(claim);
         }
         // The writer learns of the reader's end in every case.
-        let ending = lane.clone().map(EndsLane);
-        let (reader, result) = reader.run(lane.as_deref());
+        let ending = ring_path.clone().map(RingPathGuard);
+        let (reader, result) = reader.run(ring_path.as_deref());
         let right = reader.right();
         let Reader { requests, claim, source, session, .. } = *reader;
         // No more requests follow: the writer ends with the last reply.
@@ -185,101 +188,55 @@ impl Connection<'_> {
         });
         // Only now is every write of this connection complete.
         drop(claim);
-        let goes_on = result? == Ended::Here && has_sent_all && lane.is_some() && shared.is_leaving();
-        Ok(goes_on.then(|| State::of(&session, caller, right, source.here())))
+        let goes_on =
+            result? == EndedBy::Server && has_sent_all && ring_path.is_some() && shared.is_leaving();
+        Ok(goes_on.then(|| ConnectionState::of(&session, caller, right, source.here())))
     }
 }
 
 /// Which side has ended a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Ended {
+enum EndedBy {
     /// The client, properly.
-    There,
+    Client,
     /// The server: it is stopping, or leaving.
-    Here,
+    Server,
 }
 
-/// Ends a lane when it is dropped.
-struct EndsLane(Arc<Lane>);
+/// Ends a ring path when it is dropped.
+struct RingPathGuard(Arc<RingPath>);
 
-impl Drop for EndsLane {
+impl Drop for RingPathGuard {
     fn drop(&mut self) {
         self.0.end();
     }
 }
 
-/// The exports, as offered to one client.
-struct PeerCatalog<'a> {
-    shared: &'a Arc<Shared>,
-    caller: &'a Caller,
-    socket: &'a Arc<Socket>,
-    /// When the last offer was made; whatever the client reads is at least as new.
-    since: Cell<Moment>,
-    /// How long the client has waited for volumes that were not served yet.
-    waited: Cell<Duration>,
-}
-
-impl PeerCatalog<'_> {
-    /// Finds a volume by name. May wait for the volume, and for its last writer to leave. Stops
-    /// waiting if the client has hung up or lost its place, or if the server stops.
-    fn find(&self, name: &str) -> Result<Arc<Export>, NoExport> {
-        self.shared.go_on();
-        let begun = Instant::now();
-        let goes_on = || !self.shared.is_stopping() && !self.socket.has_hung_up();
-        let found = self.shared.exports.find_or_wait(name, self.waited.get(), goes_on);
-        // Connections taken over from another server are resumed first.
-        self.shared.go_on();
-        // A read-only client need not wait for a writer. The offer describes the volume as it is
-        // after the wait.
-        let found = match found {
-            Ok(export) if !export.shared && !export.read_only && !self.caller.read_only => {
-                self.shared.exports.writing().await_leavers(export.uuid, self.caller.peer, goes_on);
-                self.shared.exports.find(name)
-            }
-            found => found,
-        };
-        self.waited.set(self.waited.get() + begun.elapsed());
-        found
-    }
-}
-
-impl Catalog for PeerCatalog<'_> {
-    fn names(&self) -> Vec<String> {
-        self.shared.exports.served().iter().map(|export| export.name.clone()).collect()
-    }
-
-    fn offer(&self, name: &str) -> Result<Offer, String> {
-        let export = self.find(name).map_err(|error| error.to_string())?;
-        let (now, taken) = self.shared.exports.writing().look(export.uuid, self.caller.peer);
-        self.since.set(now);
-        let read_only = export.read_only || self.caller.read_only || (taken && !export.shared);
-        let one_of_several = matches!(self.caller.peer, Peer::Process { .. });
-        let multi_conn = read_only || export.shared || one_of_several;
-        Ok(Offer { export, read_only, multi_conn })
-    }
-}
-
 /// A connection before its export is chosen.
-struct Hands<'a> {
-    shared: &'a Shared,
+struct PendingHandshake<'a> {
+    shared: &'a ServerShared,
     socket: &'a Arc<Socket>,
-    caller: &'a Caller,
-    source: Source,
-    sending: Sending,
+    caller: &'a ClientContext,
+    source: ReadBuffer,
+    sending: SendChannel,
 }
 
-impl Hands<'_> {
+impl PendingHandshake<'_> {
     /// Starts without a handshake: the client of a handed connection already knows its parameters.
-    fn begin_with(&self, name: &str, catalog: &PeerCatalog<'_>) -> Result<Agreed, Broken> {
-        let offer = catalog.offer(name).map_err(|_| Broken::Gone(name.to_owned()))?;
+    fn begin_with(
+        &self,
+        name: &str,
+        catalog: &ClientCatalog<'_>,
+    ) -> Result<NegotiatedParams, ConnectionError> {
+        let offer = catalog.offer(name).map_err(|_| ConnectionError::Gone(name.to_owned()))?;
         self.shared.entered(self.caller.number, &offer.export.name, offer.read_only);
-        Ok(Agreed { offer, structured: false, block_status: false })
+        Ok(NegotiatedParams { offer, structured: false, block_status: false })
     }
 
     /// Runs the handshake. Returns `None` if the client hung up properly, or the server is
     /// stopping.
-    fn shake(&mut self, catalog: &PeerCatalog<'_>) -> Result<Option<Agreed>, Broken> {
-        let encryption = if self.caller.tls.is_some() { Encryption::Demanded } else { Encryption::None };
+    fn shake(&mut self, catalog: &ClientCatalog<'_>) -> Result<Option<NegotiatedParams>, ConnectionError> {
+        let encryption = if self.caller.tls.is_some() { Encryption::Required } else { Encryption::None };
         let mut handshake = Handshake::new(encryption);
         let agreed = self.agree(&mut handshake, catalog);
         // The client may have begun TLS after all.
@@ -296,57 +253,59 @@ impl Hands<'_> {
     fn agree(
         &mut self,
         handshake: &mut Handshake,
-        catalog: &PeerCatalog<'_>,
-    ) -> Result<Option<Agreed>, Broken> {
+        catalog: &ClientCatalog<'_>,
+    ) -> Result<Option<NegotiatedParams>, ConnectionError> {
         let stall = self.shared.limits.handshake;
         let begun = Instant::now() + stall;
         loop {
             // Time spent waiting for a volume is not the client's fault.
             let moment = begun + catalog.waited.get();
-            let deadline = Patience::Deadline(moment);
+            let deadline = ReceiveTimeout::Deadline(moment);
             self.sending.send_slice(&handshake.take_outgoing(), stall)?;
             let Some(bytes) = self.source.next(handshake.needed(), deadline, deadline)? else {
                 return Ok(None);
             };
             match handshake.step(bytes, catalog) {
                 // The deadline also applies to a client that keeps asking questions.
-                Step::Continue if Patience::Deadline(begun + catalog.waited.get()).is_over() => {
+                HandshakeStep::Continue
+                    if ReceiveTimeout::Deadline(begun + catalog.waited.get()).is_over() =>
+                {
                     return Err(io::Error::from(io::ErrorKind::TimedOut).into());
                 }
-                Step::Continue => {}
-                Step::StartTls => {
+                HandshakeStep::Continue => {}
+                HandshakeStep::StartTls => {
                     let acknowledged = handshake.take_outgoing();
                     self.start_tls(&acknowledged, moment)?;
                 }
-                Step::Transmission(agreed) => {
+                HandshakeStep::Transmission(agreed) => {
                     // Registered before the client is told: with an export, its connection cannot
                     // be evicted for a new one.
-                    let Offer { export, read_only, .. } = &agreed.offer;
+                    let ExportOffer { export, read_only, .. } = &agreed.offer;
                     self.shared.entered(self.caller.number, &export.name, *read_only);
                     self.sending.send_slice(&handshake.take_outgoing(), stall)?;
                     return Ok(Some(agreed));
                 }
-                Step::Goodbye => {
+                HandshakeStep::Goodbye => {
                     self.sending.send_slice(&handshake.take_outgoing(), stall)?;
                     self.sending.say_goodbye();
                     return Ok(None);
                 }
-                Step::Violation(violation) => return Err(Broken::Violation(violation)),
+                HandshakeStep::Violation(violation) => return Err(ConnectionError::Violation(violation)),
             }
         }
     }
 
     /// Switches to TLS. Plaintext received before the client was told to begin may be from an
     /// attacker, and is a violation.
-    fn start_tls(&mut self, acknowledged: &[u8], deadline: Instant) -> Result<(), Broken> {
+    fn start_tls(&mut self, acknowledged: &[u8], deadline: Instant) -> Result<(), ConnectionError> {
         if self.source.has_more() {
-            return Err(Broken::Violation(Violation::BeforeTls));
+            return Err(ConnectionError::Violation(Violation::BeforeTls));
         }
         let tls = self.caller.tls.as_ref().expect("TLS is offered only if it is configured");
         self.sending.send_slice(acknowledged, self.shared.limits.handshake)?;
-        let (receiving, sending) = tls.begin(self.socket, deadline).map_err(Broken::Tls)?;
-        self.source.go_over_to(Receiving::Tls(receiving));
-        self.sending = Sending::Tls(sending);
+        let (receiving, sending) = tls.begin(self.socket, deadline).map_err(ConnectionError::Tls)?;
+        self.source.go_over_to(ReceiveChannel::Tls(receiving));
+        self.sending = SendChannel::Tls(sending);
         Ok(())
     }
 }
@@ -360,34 +319,37 @@ const REQUESTS_MAX: usize = 64;
 
 /// The receiving half of a connection.
 pub(crate) struct Reader {
-    shared: Arc<Shared>,
-    source: Source,
+    shared: Arc<ServerShared>,
+    source: ReadBuffer,
     session: Session,
-    requests: Requests<Pending>,
+    requests: RequestSender<PendingRequest>,
     route: Route,
     budget: Arc<Budget>,
     /// The pace of payloads.
-    pace: Pace,
-    caller: Caller,
+    pace: PeerPace,
+    caller: ClientContext,
     /// When the connection was established, for the write claim. `None` if another client has
     /// written since.
-    since: Option<Moment>,
+    since: Option<WriterGeneration>,
     /// The write claim, once it was needed and granted.
-    claim: Option<Claim>,
+    claim: Option<WriteClaim>,
     /// Tells whether the client has left.
     socket: Arc<Socket>,
 }
 
 impl Reader {
-    /// Runs until the connection ends. `lane` handles the requests that need no waiting.
-    fn run(mut self: Box<Self>, lane: Option<&Lane>) -> (Box<Self>, Result<Ended, Broken>) {
+    /// Runs until the connection ends. `ring_path` handles the requests that need no waiting.
+    fn run(
+        mut self: Box<Self>,
+        ring_path: Option<&RingPath>,
+    ) -> (Box<Self>, Result<EndedBy, ConnectionError>) {
         let stall = self.shared.limits.stall;
         let mut was_large = false;
         while !self.shared.is_stopping() {
-            if let Some(lane) = lane
+            if let Some(ring_path) = ring_path
                 && !(was_large && self.source.await_some(LINGER))
             {
-                self = lane.lend_reader(self, stall);
+                self = ring_path.lend_reader(self, stall);
                 if self.shared.is_leaving() {
                     break;
                 }
@@ -398,33 +360,33 @@ impl Reader {
                 }
                 // When a server ends a connection that it cannot hand over, that looks like an end
                 // by the client.
-                Ok(None) => return (self, Ok(Ended::There)),
+                Ok(None) => return (self, Ok(EndedBy::Client)),
                 Err(error) => return (self, Err(error)),
             }
         }
-        (self, Ok(Ended::Here))
+        (self, Ok(EndedBy::Server))
     }
 
     /// The client's standing as a writer.
-    fn right(&self) -> Right {
+    fn right(&self) -> WriterStatus {
         let volume = self.session.agreed().offer.export.uuid;
         let writing = self.shared.exports.writing();
         match self.since {
-            _ if self.claim.is_some() => Right::Has,
-            Some(since) if writing.may_begin(volume, self.caller.peer, since) => Right::MayBegin,
-            _ => Right::Lost,
+            _ if self.claim.is_some() => WriterStatus::Has,
+            Some(since) if writing.may_begin(volume, self.caller.peer, since) => WriterStatus::MayBegin,
+            _ => WriterStatus::Lost,
         }
     }
 
     /// Waits for a request, and for what it needs. Returns its bytes of payload, in either
     /// direction, or `None` if there are no more requests.
-    fn serve_one(&mut self) -> Result<Option<usize>, Broken> {
-        let stall = Patience::Stall(self.shared.limits.stall);
-        let Some(bytes) = self.source.next(HEADER_BYTES, Patience::Forever, stall)? else {
+    fn serve_one(&mut self) -> Result<Option<usize>, ConnectionError> {
+        let stall = ReceiveTimeout::Stall(self.shared.limits.stall);
+        let Some(bytes) = self.source.next(HEADER_BYTES, ReceiveTimeout::Forever, stall)? else {
             return Ok(None);
         };
         let bytes = bytes.first_chunk().expect("a whole header was received");
-        let header = Header::parse(bytes).map_err(Broken::Violation)?;
+        let header = RequestHeader::parse(bytes).map_err(ConnectionError::Violation)?;
         match self.session.decide(&header) {
             Decision::Run(command) if command.changes_content() && !self.may_write() => {
                 let payload =
@@ -437,7 +399,7 @@ impl Reader {
             }
             Decision::Refuse { error, payload } => self.refuse(&header, error, payload)?,
             Decision::Disconnect => return Ok(None),
-            Decision::Violation(violation) => return Err(Broken::Violation(violation)),
+            Decision::Violation(violation) => return Err(ConnectionError::Violation(violation)),
         }
         Ok(Some(0))
     }
@@ -449,45 +411,45 @@ impl Reader {
 
     /// Starts the small requests that have arrived completely, as far as memory and the window
     /// permit.
-    pub(crate) fn work_now(&mut self) -> Now {
+    pub(crate) fn work_now(&mut self) -> TurnOutcome {
         let mut is_all = false;
         for _ in 0..REQUESTS_MAX {
             match self.begin_one() {
-                Begun::One => {}
-                Begun::Part if is_all => return Now::Waits,
-                Begun::Part => match self.source.look() {
-                    Look::More => {}
-                    Look::All => is_all = true,
-                    Look::Nothing => return Now::Waits,
-                    Look::Other => return Now::Thread,
+                StartOutcome::Started => {}
+                StartOutcome::Incomplete if is_all => return TurnOutcome::Idle,
+                StartOutcome::Incomplete => match self.source.look() {
+                    ReadOutcome::More => {}
+                    ReadOutcome::Drained => is_all = true,
+                    ReadOutcome::Empty => return TurnOutcome::Idle,
+                    ReadOutcome::Other => return TurnOutcome::NeedsThread,
                 },
-                Begun::Not => return Now::Thread,
+                StartOutcome::NotStarted => return TurnOutcome::NeedsThread,
             }
         }
-        Now::More
+        TurnOutcome::More
     }
 
     /// Starts the next request, if it is complete. If it is not started, it has had no effect.
-    fn begin_one(&mut self) -> Begun {
+    fn begin_one(&mut self) -> StartOutcome {
         let here = self.source.here();
-        let Some(bytes) = here.first_chunk::<HEADER_BYTES>() else { return Begun::Part };
-        let Ok(header) = Header::parse(bytes) else { return Begun::Not };
-        let Decision::Run(command) = self.session.decide(&header) else { return Begun::Not };
+        let Some(bytes) = here.first_chunk::<HEADER_BYTES>() else { return StartOutcome::Incomplete };
+        let Ok(header) = RequestHeader::parse(bytes) else { return StartOutcome::NotStarted };
+        let Decision::Run(command) = self.session.decide(&header) else { return StartOutcome::NotStarted };
         let bytes = command.payload_bytes() as usize;
         let is_write = matches!(command, Command::Write { .. });
         let in_all = HEADER_BYTES + if is_write { bytes } else { 0 };
         if bytes > SMALL_BYTES_MAX || !self.source.fits(in_all) || self.shared.is_stopping() {
-            return Begun::Not;
+            return StartOutcome::NotStarted;
         }
         if here.len() < in_all {
-            return Begun::Part;
+            return StartOutcome::Incomplete;
         }
         if command.changes_content() && !self.may_write() {
-            return Begun::Not;
+            return StartOutcome::NotStarted;
         }
         let permit = (bytes > 0).then(|| self.budget.try_acquire(bytes as u64));
         if matches!(permit, Some(None)) {
-            return Begun::Not;
+            return StartOutcome::NotStarted;
         }
         let mut buffer = Buffer::default();
         if bytes > 0 {
@@ -497,12 +459,13 @@ impl Reader {
             buffer.as_mut_slice().copy_from_slice(&self.source.here()[HEADER_BYTES..in_all]);
         }
         let (operation, payload) = operation(command, buffer);
-        let pending = Pending { awaited: Awaited::of(&header, command), permit: permit.flatten(), payload };
+        let pending =
+            PendingRequest { awaited: ReplyContext::of(&header, command), permit: permit.flatten(), payload };
         if self.requests.try_submit_by(pending, &self.route, operation).is_err() {
-            return Begun::Not;
+            return StartOutcome::NotStarted;
         }
         self.source.consume(in_all);
-        Begun::One
+        StartOutcome::Started
     }
 
     fn may_write(&mut self) -> bool {
@@ -521,28 +484,28 @@ impl Reader {
 
     /// Takes the write claim. It is held until the client has left and all its requests are
     /// complete.
-    fn has(&mut self, claim: Claim) {
+    fn has(&mut self, claim: WriteClaim) {
         let socket = Arc::clone(&self.socket);
         claim.ends_after(Arc::new(move || socket.has_hung_up()));
         self.claim = Some(claim);
     }
 
-    fn refuse(&mut self, header: &Header, error: NbdError, payload: u32) -> io::Result<()> {
-        self.source.skip(payload, self.patience(payload))?;
-        let awaited = Awaited::refusal(header, error);
-        self.requests.answer(Pending { awaited, permit: None, payload: None }, Reply::done());
+    fn refuse(&mut self, header: &RequestHeader, error: NbdError, payload: u32) -> io::Result<()> {
+        self.source.skip(payload, self.timeout(payload))?;
+        let awaited = ReplyContext::refusal(header, error);
+        self.requests.answer(PendingRequest { awaited, permit: None, payload: None }, Reply::done());
         Ok(())
     }
 
     /// The deadline for a payload. It holds its bytes of the budget from its first byte on, so a
     /// payload that trickles in would otherwise keep them from other connections for as long as it
     /// likes.
-    fn patience(&self, payload: u32) -> Patience {
+    fn timeout(&self, payload: u32) -> ReceiveTimeout {
         let transfer = Duration::from_millis(1000 * u64::from(payload) / SLOWEST_BYTES_A_SECOND);
-        Patience::Deadline(Instant::now() + self.shared.limits.stall + transfer)
+        ReceiveTimeout::Deadline(Instant::now() + self.shared.limits.stall + transfer)
     }
 
-    fn submit(&mut self, header: &Header, command: Command) -> io::Result<()> {
+    fn submit(&mut self, header: &RequestHeader, command: Command) -> io::Result<()> {
         let bytes = command.payload_bytes();
         let permit = (bytes > 0).then(|| self.budget.acquire(u64::from(bytes)));
         let mut buffer = Buffer::default();
@@ -550,26 +513,26 @@ impl Reader {
             buffer = self.shared.buffer(bytes as usize);
         }
         if matches!(command, Command::Write { .. }) {
-            let patience = self.patience(bytes);
-            self.source.read(buffer.as_mut_slice(), patience, &mut self.pace).inspect_err(|error| {
+            let timeout = self.timeout(bytes);
+            self.source.read(buffer.as_mut_slice(), timeout, &mut self.pace).inspect_err(|error| {
                 self.shared.lost(self.caller.number, "does not send its payload", error);
             })?;
         }
-        let awaited = Awaited::of(header, command);
+        let awaited = ReplyContext::of(header, command);
         let (operation, payload) = operation(command, buffer);
-        self.requests.submit_by(Pending { awaited, permit, payload }, &self.route, operation);
+        self.requests.submit_by(PendingRequest { awaited, permit, payload }, &self.route, operation);
         Ok(())
     }
 }
 
 /// The outcome of trying to start the next request.
-enum Begun {
+enum StartOutcome {
     /// It is started.
-    One,
+    Started,
     /// It has not arrived, or not completely.
-    Part,
+    Incomplete,
     /// It cannot be handled here, or there is no room.
-    Not,
+    NotStarted,
 }
 
 /// Returns the operation for the engine, and the payload of a write. `buffer` is that of a read, or

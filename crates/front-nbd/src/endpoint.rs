@@ -5,9 +5,9 @@
 //! **TCP** without TLS has no encryption and no authentication. So an address that is not a
 //! loopback one is refused in that case, unless it is explicitly allowed.
 
-use crate::handoff::LeftSocket;
+use crate::handoff::HandoffSocket;
 use bcached_port::socket::inherited::{self, Purpose};
-use bcached_port::socket::{self, At, Passed, SocketError, Whose};
+use bcached_port::socket::{self, ListenAddress, PassedSocket, SocketError, SocketOwner};
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -20,14 +20,14 @@ use thiserror::Error;
 #[derive(Clone, Debug)]
 pub struct Endpoint {
     /// The place.
-    pub place: Place,
+    pub place: EndpointAddress,
     /// Whether every export is read-only for these clients.
     pub read_only: bool,
 }
 
 /// A place to listen at.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum EndpointAddress {
     /// A unix socket.
     Unix {
         /// Its path; the directory must exist.
@@ -46,7 +46,7 @@ pub enum Place {
     /// A socket on which another process has called `listen` for us. For TCP the same rules apply.
     Passed {
         /// The socket.
-        socket: Arc<Passed>,
+        socket: Arc<PassedSocket>,
         /// As for TCP.
         anywhere: bool,
     },
@@ -54,7 +54,7 @@ pub enum Place {
 
 /// A place at which the server listens.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Bound {
+pub enum BoundAddress {
     /// A unix socket.
     Unix(PathBuf),
     /// A TCP address with its actual port.
@@ -73,7 +73,7 @@ pub enum ListenError {
     InUse(SocketAddr),
     /// The socket was passed by another process, which alone can bind it again.
     #[error("another process, such as systemd, has bound this socket: restart the socket there")]
-    SomebodyElses,
+    Foreign,
     /// A unix socket could not be bound.
     #[error(transparent)]
     Unix(#[from] SocketError),
@@ -90,57 +90,60 @@ pub enum ListenError {
 }
 
 /// A listening socket. Dropping it removes a unix socket's file.
-pub(crate) struct Listening {
-    pub(crate) bound: Bound,
+pub(crate) struct EndpointListener {
+    pub(crate) bound: BoundAddress,
     pub(crate) read_only: bool,
-    socket: Socket,
+    socket: ListenerSocket,
 }
 
-enum Socket {
-    Unix(socket::Listening),
+enum ListenerSocket {
+    Unix(socket::SocketListener),
     Tcp(TcpListener),
-    Passed(Arc<Passed>),
+    Passed(Arc<PassedSocket>),
 }
 
 impl Endpoint {
     /// Whether this process binds it.
     pub(crate) const fn is_ours(&self) -> bool {
-        !matches!(self.place, Place::Passed { .. })
+        !matches!(self.place, EndpointAddress::Passed { .. })
     }
 
     /// Listens at the endpoint. `encrypted` says that TCP is in TLS.
-    pub(crate) fn listen(&self, encrypted: bool) -> Result<Listening, ListenError> {
+    pub(crate) fn listen(&self, encrypted: bool) -> Result<EndpointListener, ListenError> {
         let (bound, socket) = match &self.place {
-            Place::Unix { path, group } => {
-                (Bound::Unix(path.clone()), Socket::Unix(socket::Listening::on(path, *group)?))
-            }
-            Place::Tcp { address, anywhere } => listen_tcp(*address, encrypted || *anywhere)?,
-            Place::Passed { socket, anywhere } => {
+            EndpointAddress::Unix { path, group } => (
+                BoundAddress::Unix(path.clone()),
+                ListenerSocket::Unix(socket::SocketListener::on(path, *group)?),
+            ),
+            EndpointAddress::Tcp { address, anywhere } => listen_tcp(*address, encrypted || *anywhere)?,
+            EndpointAddress::Passed { socket, anywhere } => {
                 let bound = match socket.at() {
-                    At::Unix(path) => Bound::Unix(path.clone()),
-                    At::Tcp(address) => Bound::Tcp(reachable(*address, encrypted || *anywhere)?),
+                    ListenAddress::Unix(path) => BoundAddress::Unix(path.clone()),
+                    ListenAddress::Tcp(address) => {
+                        BoundAddress::Tcp(reachable(*address, encrypted || *anywhere)?)
+                    }
                 };
-                (bound, Socket::Passed(Arc::clone(socket)))
+                (bound, ListenerSocket::Passed(Arc::clone(socket)))
             }
         };
-        Ok(Listening { bound, read_only: self.read_only, socket })
+        Ok(EndpointListener { bound, read_only: self.read_only, socket })
     }
 }
 
-impl Listening {
+impl EndpointListener {
     /// Hands over the socket to the next server.
-    pub(crate) fn leave(self) -> io::Result<LeftSocket> {
+    pub(crate) fn leave(self) -> io::Result<HandoffSocket> {
         let (socket, whose) = match self.socket {
-            Socket::Unix(socket) => socket.leave(),
-            Socket::Tcp(listener) => (listener.into(), Whose::Ours(None)),
-            Socket::Passed(socket) => (socket.as_fd().try_clone_to_owned()?, Whose::SomebodyElses),
+            ListenerSocket::Unix(socket) => socket.leave(),
+            ListenerSocket::Tcp(listener) => (listener.into(), SocketOwner::Ours(None)),
+            ListenerSocket::Passed(socket) => (socket.as_fd().try_clone_to_owned()?, SocketOwner::Foreign),
         };
-        Ok(LeftSocket { socket, bound: self.bound, whose })
+        Ok(HandoffSocket { socket, bound: self.bound, whose })
     }
 }
 
-impl From<Place> for Endpoint {
-    fn from(place: Place) -> Self {
+impl From<EndpointAddress> for Endpoint {
+    fn from(place: EndpointAddress) -> Self {
         Self { place, read_only: false }
     }
 }
@@ -154,7 +157,7 @@ fn reachable(address: SocketAddr, anywhere: bool) -> Result<SocketAddr, ListenEr
     }
 }
 
-fn listen_tcp(address: SocketAddr, anywhere: bool) -> Result<(Bound, Socket), ListenError> {
+fn listen_tcp(address: SocketAddr, anywhere: bool) -> Result<(BoundAddress, ListenerSocket), ListenError> {
     let address = reachable(address, anywhere)?;
     let failed = |step| move |source| ListenError::System { address, step, source };
     let bound = || {
@@ -167,21 +170,21 @@ fn listen_tcp(address: SocketAddr, anywhere: bool) -> Result<(Bound, Socket), Li
     let listener = inherited.map_or_else(bound, |socket| Ok(socket.into()))?;
     // A connection may be gone again between the poll and the accept, which must then not block.
     listener.set_nonblocking(true).map_err(failed("make it non-blocking"))?;
-    let bound = Bound::Tcp(listener.local_addr().map_err(failed("get its address"))?);
-    Ok((bound, Socket::Tcp(listener)))
+    let bound = BoundAddress::Tcp(listener.local_addr().map_err(failed("get its address"))?);
+    Ok((bound, ListenerSocket::Tcp(listener)))
 }
 
-impl AsFd for Listening {
+impl AsFd for EndpointListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.socket {
-            Socket::Unix(socket) => socket.as_fd(),
-            Socket::Tcp(listener) => listener.as_fd(),
-            Socket::Passed(socket) => socket.as_fd(),
+            ListenerSocket::Unix(socket) => socket.as_fd(),
+            ListenerSocket::Tcp(listener) => listener.as_fd(),
+            ListenerSocket::Passed(socket) => socket.as_fd(),
         }
     }
 }
 
-impl fmt::Display for Bound {
+impl fmt::Display for BoundAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unix(path) => write!(f, "{}", path.display()),
@@ -195,7 +198,7 @@ mod tests {
     use super::*;
 
     fn tcp(address: &str, anywhere: bool) -> Endpoint {
-        Place::Tcp { address: address.parse().unwrap(), anywhere }.into()
+        EndpointAddress::Tcp { address: address.parse().unwrap(), anywhere }.into()
     }
 
     #[test]
@@ -208,7 +211,7 @@ mod tests {
             assert!(tcp("0.0.0.0:0", anywhere).listen(encrypted).is_ok(), "it was said");
         }
         let listening = tcp("127.0.0.1:0", false).listen(false).unwrap();
-        let Bound::Tcp(bound) = listening.bound else { panic!("TCP") };
+        let BoundAddress::Tcp(bound) = listening.bound else { panic!("TCP") };
         assert_ne!(bound.port(), 0);
         let again = tcp(&bound.to_string(), false);
         assert!(matches!(again.listen(false), Err(ListenError::InUse(_))));

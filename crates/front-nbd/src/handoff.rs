@@ -7,15 +7,15 @@
 //! TLS, whose keys are private to the process, and to one that is served by its threads alone,
 //! which wait in the socket.
 
-use crate::accept::Newcomer;
-use crate::connection::Caller;
-use crate::endpoint::Bound;
-use crate::proto::handshake::{Agreed, Offer};
+use crate::accept::NewConnection;
+use crate::connection::ClientContext;
+use crate::endpoint::BoundAddress;
+use crate::proto::handshake::{ExportOffer, NegotiatedParams};
 use crate::proto::request::Session;
-use crate::server::{Client, Connections, Live, NbdServer, Served, Shared};
+use crate::server::{ClientInfo, Connections, LiveConnection, NbdServer, ServerShared, ServingMode};
 use crate::socket::Socket;
-use bcached_port::socket::Whose;
-use bcached_port::{Claim, ExportTable, Moment, NoExport};
+use bcached_port::socket::SocketOwner;
+use bcached_port::{ExportError, ExportTable, WriteClaim, WriterGeneration};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::SocketAddr;
@@ -24,16 +24,16 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A connection between two requests.
-pub struct Left {
+pub struct HandoffConnection {
     /// Shared with its server, so that no second descriptor is needed.
     socket: Arc<Socket>,
     /// The rest of its state.
-    pub state: State,
+    pub state: ConnectionState,
 }
 
 /// The state of a connection apart from its socket.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct State {
+pub struct ConnectionState {
     /// UUID of the volume.
     pub volume: String,
     /// The volume's size as the client was told, in bytes.
@@ -49,14 +49,14 @@ pub struct State {
     /// Whether it arrived at a read-only endpoint.
     pub only_looks: bool,
     /// Its standing as a writer.
-    pub right: Right,
+    pub right: WriterStatus,
     /// Bytes that were received and belong to no request yet.
     pub unread: Vec<u8>,
 }
 
 /// A client's standing as a writer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Right {
+pub enum WriterStatus {
     /// It holds the write claim.
     Has,
     /// It may still claim writing.
@@ -67,42 +67,42 @@ pub enum Right {
 
 /// What a server hands over.
 #[derive(Debug)]
-pub struct Leaving {
+pub struct Handoff {
     /// The sockets at which it has listened, in the order of the options.
-    pub sockets: Vec<LeftSocket>,
+    pub sockets: Vec<HandoffSocket>,
     /// Connections to be resumed.
-    pub connections: Vec<Left>,
+    pub connections: Vec<HandoffConnection>,
     /// Connections that had to be ended.
-    pub ended: Vec<Client>,
+    pub ended: Vec<ClientInfo>,
 }
 
 /// A listening socket to hand over.
 #[derive(Debug)]
-pub struct LeftSocket {
+pub struct HandoffSocket {
     /// The socket.
     pub socket: OwnedFd,
     /// Its address.
-    pub bound: Bound,
+    pub bound: BoundAddress,
     /// Whose process has bound it.
-    pub whose: Whose,
+    pub whose: SocketOwner,
 }
 
 /// Connections that are being handed over.
 #[derive(Default)]
-pub(crate) struct Leavers {
+pub(crate) struct HandoffQueue {
     /// Those that another server is to resume, so far.
-    left: Vec<Left>,
+    left: Vec<HandoffConnection>,
     /// Those that are ended instead.
-    ended: Vec<Client>,
+    ended: Vec<ClientInfo>,
 }
 
 /// A resumed connection.
-pub(crate) struct Resumed {
+pub(crate) struct ResumedConnection {
     pub(crate) session: Session,
     /// The moment since which no other client may have written, for it to claim writing. `None` if
     /// another client has written.
-    pub(crate) since: Option<Moment>,
-    pub(crate) claim: Option<Claim>,
+    pub(crate) since: Option<WriterGeneration>,
+    pub(crate) claim: Option<WriteClaim>,
     pub(crate) unread: Vec<u8>,
 }
 
@@ -114,7 +114,7 @@ impl NbdServer {
     /// pending requests, up to `limit`; a client with a request still incomplete by then is cut
     /// off.
     #[must_use = "what is dropped is closed"]
-    pub fn leave(mut self, limit: Duration) -> Leaving {
+    pub fn leave(mut self, limit: Duration) -> Handoff {
         let shared = Arc::clone(self.shared());
         let deadline = Instant::now() + limit;
         // First, so that no connection ends just because this server does.
@@ -125,7 +125,7 @@ impl NbdServer {
             shared.end_handshakes();
             cut = shared.end_all(deadline);
         }
-        let Leavers { left: mut connections, mut ended } = shared.take_left();
+        let HandoffQueue { left: mut connections, mut ended } = shared.take_left();
         connections.append(&mut shared.lock_kept());
         // A client that was told to end may not have ended yet.
         cut.retain(|client| ended.iter().all(|told| told.number != client.number));
@@ -137,12 +137,12 @@ impl NbdServer {
                 None
             }
         });
-        Leaving { sockets: sockets.collect(), ended, connections }
+        Handoff { sockets: sockets.collect(), ended, connections }
     }
 
     /// Keeps connections that another server has handed over until their volumes are served: see
     /// [`NbdServer::go_on`].
-    pub fn keep(&self, left: Vec<Left>) {
+    pub fn keep(&self, left: Vec<HandoffConnection>) {
         self.shared().lock_kept().extend(left);
     }
 
@@ -168,47 +168,56 @@ impl NbdServer {
     }
 }
 
-impl Left {
+impl HandoffConnection {
     /// A connection that another process has passed.
     #[must_use]
-    pub fn new(socket: OwnedFd, state: State) -> Self {
+    pub fn new(socket: OwnedFd, state: ConnectionState) -> Self {
         Self { socket: Arc::new(Socket::new(socket)), state }
     }
 }
 
-impl AsFd for Left {
+impl AsFd for HandoffConnection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-impl fmt::Debug for Left {
+impl fmt::Debug for HandoffConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Left").field("state", &self.state).finish_non_exhaustive()
+        f.debug_struct("HandoffConnection").field("state", &self.state).finish_non_exhaustive()
     }
 }
 
-impl State {
+impl ConnectionState {
     /// Restores the connection. A client that has written gets the write claim again before any
     /// other client can.
-    pub(crate) fn resumed(self, exports: &ExportTable, caller: &Caller) -> Result<Resumed, NoExport> {
+    pub(crate) fn resumed(
+        self,
+        exports: &ExportTable,
+        caller: &ClientContext,
+    ) -> Result<ResumedConnection, ExportError> {
         let export = exports.find(&self.volume)?;
         let (now, _) = exports.writing().look(export.uuid, caller.peer);
         let claim = match self.right {
-            Right::Has => exports.writing().claim(export.uuid, caller.peer, now),
-            Right::MayBegin | Right::Lost => None,
+            WriterStatus::Has => exports.writing().claim(export.uuid, caller.peer, now),
+            WriterStatus::MayBegin | WriterStatus::Lost => None,
         };
         // Either no client has written by NBD since, or this one had lost the claim already: the
-        // volume is not offered to any client before this (`Shared::go_on`).
-        let since = (self.right != Right::Lost).then_some(now);
-        let offer = Offer { export, read_only: self.read_only, multi_conn: self.multi_conn };
-        let agreed = Agreed { offer, structured: self.structured, block_status: self.block_status };
-        Ok(Resumed { session: Session::resumed(agreed, self.bytes), since, claim, unread: self.unread })
+        // volume is not offered to any client before this (`ServerShared::go_on`).
+        let since = (self.right != WriterStatus::Lost).then_some(now);
+        let offer = ExportOffer { export, read_only: self.read_only, multi_conn: self.multi_conn };
+        let agreed = NegotiatedParams { offer, structured: self.structured, block_status: self.block_status };
+        Ok(ResumedConnection {
+            session: Session::resumed(agreed, self.bytes),
+            since,
+            claim,
+            unread: self.unread,
+        })
     }
 
     /// Returns the state of a connection; `unread` are the bytes received and not yet parsed.
-    pub(crate) fn of(session: &Session, caller: &Caller, right: Right, unread: &[u8]) -> Self {
-        let Agreed { offer, structured, block_status } = session.agreed();
+    pub(crate) fn of(session: &Session, caller: &ClientContext, right: WriterStatus, unread: &[u8]) -> Self {
+        let NegotiatedParams { offer, structured, block_status } = session.agreed();
         Self {
             volume: offer.export.uuid.to_string(),
             bytes: session.bytes(),
@@ -223,7 +232,7 @@ impl State {
     }
 }
 
-impl Shared {
+impl ServerShared {
     /// Whether connections that end now are to be resumed by another server.
     pub(crate) fn is_leaving(&self) -> bool {
         self.lock().leavers.is_some()
@@ -231,7 +240,7 @@ impl Shared {
 
     /// Records how a connection is served from now on. If a hand-over is under way, the connection
     /// takes part in it.
-    pub(crate) fn is_served(&self, number: u64, served: Served) {
+    pub(crate) fn is_served(&self, number: u64, served: ServingMode) {
         let mut connections = self.lock();
         let Connections { live, leavers, .. } = &mut *connections;
         let Some(live) = live.get_mut(&number) else { return };
@@ -242,9 +251,9 @@ impl Shared {
     }
 
     /// Adds a connection to those that are handed over.
-    pub(crate) fn leave(&self, socket: &Arc<Socket>, state: State) {
+    pub(crate) fn leave(&self, socket: &Arc<Socket>, state: ConnectionState) {
         if let Some(leavers) = &mut self.lock().leavers {
-            leavers.left.push(Left { socket: Arc::clone(socket), state });
+            leavers.left.push(HandoffConnection { socket: Arc::clone(socket), state });
         }
     }
 
@@ -253,15 +262,15 @@ impl Shared {
     fn recall_all(&self) {
         let mut connections = self.lock();
         let Connections { live, leavers, .. } = &mut *connections;
-        let leavers = leavers.insert(Leavers::default());
+        let leavers = leavers.insert(HandoffQueue::default());
         live.values().filter(|live| !live.done).for_each(|live| leavers.recall(live));
     }
 
     /// Resumes a connection whose volume is served.
-    fn resume(self: &Arc<Self>, Left { socket, state }: Left) {
+    fn resume(self: &Arc<Self>, HandoffConnection { socket, state }: HandoffConnection) {
         let address = rustix::net::getpeername(&*socket).ok().flatten();
         let address = address.and_then(|address| SocketAddr::try_from(address).ok());
-        let newcomer = Newcomer {
+        let newcomer = NewConnection {
             process: if address.is_some() { None } else { socket.peer_process() },
             socket,
             address,
@@ -287,7 +296,7 @@ impl Shared {
         }
     }
 
-    fn lock_kept(&self) -> MutexGuard<'_, Vec<Left>> {
+    fn lock_kept(&self) -> MutexGuard<'_, Vec<HandoffConnection>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -297,20 +306,20 @@ impl Shared {
         idle.for_each(|live| live.socket.end_receiving());
     }
 
-    fn take_left(&self) -> Leavers {
+    fn take_left(&self) -> HandoffQueue {
         self.lock().leavers.as_mut().map(std::mem::take).unwrap_or_default()
     }
 }
 
-impl Leavers {
-    fn recall(&mut self, live: &Live) {
+impl HandoffQueue {
+    fn recall(&mut self, live: &LiveConnection) {
         match &live.served {
-            Served::OnRing(lane) => lane.recall(),
-            Served::ByThreads => {
+            ServingMode::OnRing(ring_path) => ring_path.recall(),
+            ServingMode::ByThreads => {
                 live.socket.end_receiving();
                 self.ended.push(live.client.clone());
             }
-            Served::NotYet => {}
+            ServingMode::Handshake => {}
         }
     }
 }

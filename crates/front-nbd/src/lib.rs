@@ -23,11 +23,12 @@
 //!   wait ([`Limits::give_way`]).
 //! - **A lost connection loses no request**: a request that was received completely is carried out.
 //!   The write claim (see [`server`]) is released only after the last request is complete.
-//! - **TLS** ([`Tls`]) is for TCP, where it is either required or not available.
+//! - **TLS** ([`TlsConfig`]) is for TCP, where it is either required or not available.
 //! - Threads sleep in the kernel whenever there is nothing to do.
 
 mod accept;
 mod channel;
+mod client_catalog;
 mod connection;
 mod credentials;
 mod endpoint;
@@ -42,10 +43,10 @@ mod source;
 mod tls;
 mod writer;
 
-pub use accept::{Handed, NotHanded};
-pub use bcached_uring::Rings;
-pub use endpoint::{Bound, Endpoint, ListenError, Place};
-pub use handoff::{Leaving, Left, LeftSocket, Right, State};
+pub use accept::{LocalConnection, LocalConnectionError};
+pub use bcached_uring::VolumeRings;
+pub use endpoint::{BoundAddress, Endpoint, EndpointAddress, ListenError};
+pub use handoff::{ConnectionState, Handoff, HandoffConnection, HandoffSocket, WriterStatus};
 pub use limits::{Limits, memory};
-pub use server::{Client, NbdServer, Options, StartError, StillBusy};
-pub use tls::{Part, Tls, TlsError};
+pub use server::{ClientInfo, NbdServer, Options, ShutdownTimeout, StartError};
+pub use tls::{TlsConfig, TlsError, TlsFile};

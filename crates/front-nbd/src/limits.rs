@@ -2,7 +2,7 @@
 
 use crate::proto::wire::PAYLOAD_BYTES_MAX;
 use crate::server::StartError;
-use bcached_port::Pool;
+use bcached_port::BudgetPool;
 use std::time::Duration;
 
 /// The most that clients may use.
@@ -67,8 +67,8 @@ impl Limits {
 /// Creates a pool of so many bytes for payloads. Its memory is granted such that a connection that
 /// keeps what it has blocks no other.
 #[must_use]
-pub fn memory(bytes: u64) -> Pool {
-    Pool::new(bytes).leaving(LEAVES)
+pub fn memory(bytes: u64) -> BudgetPool {
+    BudgetPool::new(bytes).leaving(LEAVES)
 }
 
 /// The bytes of buffers of past requests that are kept.

@@ -22,9 +22,9 @@ const SLOWEST_BYTES_A_SECOND: u64 = 256 << 10;
 /// Why a peer was disconnected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error("other connections wait for the memory that it holds")]
-pub(crate) struct InTheWay;
+pub(crate) struct HoldsMemoryError;
 
-impl InTheWay {
+impl HoldsMemoryError {
     /// Whether the error has this cause.
     pub(crate) fn is(error: &io::Error) -> bool {
         error.get_ref().is_some_and(|inner| inner.is::<Self>())
@@ -32,14 +32,14 @@ impl InTheWay {
 }
 
 /// The pace of one direction of a connection.
-pub(crate) struct Pace {
+pub(crate) struct PeerPace {
     budget: Arc<Budget>,
     /// How far it may fall behind, and how long others may wait.
     give_way: Duration,
     behind: Duration,
 }
 
-impl Pace {
+impl PeerPace {
     pub(crate) const fn new(budget: Arc<Budget>, give_way: Duration) -> Self {
         Self { budget, give_way, behind: Duration::ZERO }
     }
@@ -65,17 +65,17 @@ impl Pace {
             return Ok(());
         }
         match self.budget.keeps_waiting() {
-            Some(waits) if waits >= self.give_way => Err(io::Error::other(InTheWay)),
+            Some(waits) if waits >= self.give_way => Err(io::Error::other(HoldsMemoryError)),
             _ => Ok(()),
         }
     }
 }
 
 #[cfg(test)]
-impl Pace {
+impl PeerPace {
     /// A pace for a peer with unlimited time and memory.
     pub(crate) fn unhurried() -> Self {
-        let pool = Arc::new(bcached_port::Pool::new(1 << 20));
+        let pool = Arc::new(bcached_port::BudgetPool::new(1 << 20));
         Self::new(Arc::new(Budget::new(1 << 20, pool)), Duration::from_secs(3600))
     }
 }
@@ -83,7 +83,7 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bcached_port::Pool;
+    use bcached_port::BudgetPool;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -91,7 +91,7 @@ mod tests {
     fn a_peer_falls_behind_by_what_it_is_too_slow() {
         // At half the required pace it is 1, 1.5, 2 .. seconds behind at each check.
         for (bytes_a_second, late_at) in [(0, Some(5)), (128 << 10, Some(9)), (256 << 10, None)] {
-            let mut pace = Pace { give_way: 5 * SECOND, ..Pace::unhurried() };
+            let mut pace = PeerPace { give_way: 5 * SECOND, ..PeerPace::unhurried() };
             let late = (1..=60).find(|_| {
                 pace.moved(bytes_a_second);
                 pace.waited(SECOND).expect("nobody waits");
@@ -103,10 +103,10 @@ mod tests {
 
     #[test]
     fn it_goes_only_for_others() {
-        let pool = Arc::new(Pool::new(1 << 20));
+        let pool = Arc::new(BudgetPool::new(1 << 20));
         let [holder, other] = [(); 2].map(|()| Arc::new(Budget::new(1 << 20, Arc::clone(&pool))));
         let held = holder.acquire(1 << 20);
-        let mut pace = Pace::new(Arc::clone(&holder), Duration::from_millis(1));
+        let mut pace = PeerPace::new(Arc::clone(&holder), Duration::from_millis(1));
         pace.waited(SECOND).expect("nobody waits");
         let waiting = std::thread::spawn(move || drop(other.acquire(1 << 20)));
         let mut looks = (0..30_000).map(|_| {
@@ -114,7 +114,7 @@ mod tests {
             pace.waited(SECOND)
         });
         let error = looks.find_map(Result::err).expect("another waits, and ever longer");
-        assert!(InTheWay::is(&error));
+        assert!(HoldsMemoryError::is(&error));
         drop(held);
         waiting.join().expect("it was given its memory");
         pace.waited(SECOND).expect("nobody waits any more");

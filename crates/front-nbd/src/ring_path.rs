@@ -23,16 +23,16 @@
 use crate::connection::Reader;
 use crate::socket::Socket;
 use crate::writer::Writer;
-use bcached_uring::{Bell, Command, Guest, Guests};
+use bcached_uring::{Bell, Command, RingClient, RingHandle};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The state shared by the threads of a connection and the ring.
-pub(crate) struct Lane {
-    reader: Place<Box<Reader>>,
-    writer: Place<Box<Writer>>,
+pub(crate) struct RingPath {
+    reader: HandoverSlot<Box<Reader>>,
+    writer: HandoverSlot<Box<Writer>>,
     /// Whether the ring has been asked to look at this connection.
     rung: AtomicBool,
     bell: Bell,
@@ -42,12 +42,12 @@ pub(crate) struct Lane {
     is_ending: AtomicBool,
 }
 
-impl Lane {
-    /// Creates a lane on a ring.
-    pub(crate) fn new(ring: &Guests) -> Arc<Self> {
+impl RingPath {
+    /// Creates a ring path on a ring.
+    pub(crate) fn new(ring: &RingHandle) -> Arc<Self> {
         Arc::new(Self {
-            reader: Place::default(),
-            writer: Place::default(),
+            reader: HandoverSlot::default(),
+            writer: HandoverSlot::default(),
             rung: AtomicBool::new(false),
             bell: ring.bell(),
             is_recalled: AtomicBool::new(false),
@@ -55,16 +55,16 @@ impl Lane {
         })
     }
 
-    /// Starts the lane. If the ring is gone, the threads keep their halves.
-    pub(crate) fn host(self: &Arc<Self>, ring: &Guests, socket: &Arc<Socket>) {
-        let guest = Lent {
-            lane: Arc::clone(self),
+    /// Starts the ring path. If the ring is gone, the threads keep their halves.
+    pub(crate) fn host(self: &Arc<Self>, ring: &RingHandle, socket: &Arc<Socket>) {
+        let client = RingConnection {
+            ring_path: Arc::clone(self),
             socket: Arc::clone(socket),
             reader: None,
             writer: None,
             has_more: false,
         };
-        if let Err(error) = ring.host(Box::new(guest)) {
+        if let Err(error) = ring.host(Box::new(client)) {
             tracing::debug!(event = "nbd-no-ring", %error, "an NBD connection is served by its own threads");
         }
     }
@@ -106,12 +106,12 @@ impl Lane {
 }
 
 /// The place where one half is handed over.
-struct Place<T> {
-    state: Mutex<Handing<T>>,
+struct HandoverSlot<T> {
+    state: Mutex<SlotState<T>>,
     given_back: Condvar,
 }
 
-struct Handing<T> {
+struct SlotState<T> {
     /// From its thread to the ring.
     lent: Option<T>,
     /// From the ring to its thread.
@@ -122,14 +122,14 @@ struct Handing<T> {
     is_closed: bool,
 }
 
-impl<T> Default for Place<T> {
+impl<T> Default for HandoverSlot<T> {
     fn default() -> Self {
-        let state = Handing { lent: None, back: None, is_recalled: false, is_closed: false };
+        let state = SlotState { lent: None, back: None, is_recalled: false, is_closed: false };
         Self { state: Mutex::new(state), given_back: Condvar::new() }
     }
 }
 
-impl<T> Place<T> {
+impl<T> HandoverSlot<T> {
     /// Lends `thing` and waits until it is returned. Asks for it every `look`.
     fn lend(&self, thing: T, look: Option<Duration>, ring: impl Fn()) -> T {
         let mut state = locked(&self.state);
@@ -189,18 +189,18 @@ impl<T> Place<T> {
 
 /// The outcome of handling what is available.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Now {
+pub(crate) enum TurnOutcome {
     /// Everything is handled; the next input or reply has to arrive.
-    Waits,
+    Idle,
     /// There is more to do.
     More,
     /// Something has to be waited for, which needs the thread.
-    Thread,
+    NeedsThread,
 }
 
-/// The connection as a guest on the ring.
-struct Lent {
-    lane: Arc<Lane>,
+/// The connection as a client of the ring.
+struct RingConnection {
+    ring_path: Arc<RingPath>,
     socket: Arc<Socket>,
     reader: Option<Box<Reader>>,
     writer: Option<Box<Writer>>,
@@ -208,17 +208,17 @@ struct Lent {
     has_more: bool,
 }
 
-impl Lent {
+impl RingConnection {
     fn receive(&mut self) {
         let Some(reader) = &mut self.reader else { return };
         match reader.work_now() {
-            Now::Waits => {}
-            Now::More => {
+            TurnOutcome::Idle => {}
+            TurnOutcome::More => {
                 self.has_more = true;
-                self.lane.ring();
+                self.ring_path.ring();
             }
-            Now::Thread => {
-                self.reader.take().into_iter().for_each(|reader| self.lane.reader.give_back(reader));
+            TurnOutcome::NeedsThread => {
+                self.reader.take().into_iter().for_each(|reader| self.ring_path.reader.give_back(reader));
             }
         }
     }
@@ -226,10 +226,10 @@ impl Lent {
     fn send(&mut self) {
         if let Some(writer) = &mut self.writer {
             match writer.send_now() {
-                Now::Waits => {}
-                Now::More => self.lane.ring(),
-                Now::Thread => {
-                    self.writer.take().into_iter().for_each(|writer| self.lane.writer.give_back(writer));
+                TurnOutcome::Idle => {}
+                TurnOutcome::More => self.ring_path.ring(),
+                TurnOutcome::NeedsThread => {
+                    self.writer.take().into_iter().for_each(|writer| self.ring_path.writer.give_back(writer));
                 }
             }
         }
@@ -239,26 +239,26 @@ impl Lent {
     /// more to do.
     fn look(&mut self) {
         if self.writer.is_none() {
-            self.writer = self.lane.writer.take();
+            self.writer = self.ring_path.writer.take();
         }
         self.send();
-        if self.lane.is_ending.load(Ordering::Acquire)
+        if self.ring_path.is_ending.load(Ordering::Acquire)
             && let Some(writer) = self.writer.take()
         {
-            self.lane.writer.give_back(writer);
+            self.ring_path.writer.give_back(writer);
         }
-        let lent = self.lane.reader.take();
-        if self.lane.is_recalled.load(Ordering::Acquire) {
+        let lent = self.ring_path.reader.take();
+        if self.ring_path.is_recalled.load(Ordering::Acquire) {
             let wanted = lent.into_iter().chain(self.reader.take());
-            return wanted.for_each(|reader| self.lane.reader.give_back(reader));
+            return wanted.for_each(|reader| self.ring_path.reader.give_back(reader));
         }
         if lent.is_some() {
             self.reader = lent;
             self.has_more = true;
-        } else if self.lane.reader.was_recalled()
+        } else if self.ring_path.reader.was_recalled()
             && let Some(reader) = self.reader.take_if(|reader| reader.has_part())
         {
-            return self.lane.reader.give_back(reader);
+            return self.ring_path.reader.give_back(reader);
         }
         if std::mem::take(&mut self.has_more) {
             self.receive();
@@ -266,14 +266,14 @@ impl Lent {
     }
 }
 
-impl Guest for Lent {
+impl RingClient for RingConnection {
     fn device(&self) -> Arc<dyn AsFd + Send + Sync> {
         self.socket.clone()
     }
 
     fn turn(&mut self, _: &mut dyn FnMut(Command) -> bool) {
         // Cleared before the look, so that a ring of the bell during it is not missed.
-        if self.lane.rung.load(Ordering::Relaxed) && self.lane.rung.swap(false, Ordering::AcqRel) {
+        if self.ring_path.rung.load(Ordering::Relaxed) && self.ring_path.rung.swap(false, Ordering::AcqRel) {
             self.look();
         }
     }
@@ -289,12 +289,12 @@ impl Guest for Lent {
     }
 
     fn input_refused(&mut self) {
-        self.lane.reader.close(self.reader.take());
+        self.ring_path.reader.close(self.reader.take());
     }
 
     fn is_over(&self) -> bool {
         let has_nothing = self.reader.is_none() && self.writer.is_none();
-        has_nothing && self.lane.is_ending.load(Ordering::Acquire)
+        has_nothing && self.ring_path.is_ending.load(Ordering::Acquire)
     }
 
     fn leaves_first(&self) -> bool {
@@ -302,10 +302,10 @@ impl Guest for Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for RingConnection {
     fn drop(&mut self) {
-        self.lane.reader.close(self.reader.take());
-        self.lane.writer.close(self.writer.take());
+        self.ring_path.reader.close(self.reader.take());
+        self.ring_path.writer.close(self.writer.take());
     }
 }
 

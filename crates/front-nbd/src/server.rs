@@ -12,17 +12,17 @@
 
 mod socket_recreate;
 
-use crate::accept::Newcomer;
-use crate::connection::Broken;
-use crate::endpoint::{Bound, Endpoint, ListenError, Listening};
-use crate::handoff::{Leavers, Left};
+use crate::accept::NewConnection;
+use crate::connection::ConnectionError;
+use crate::endpoint::{BoundAddress, Endpoint, EndpointListener, ListenError};
+use crate::handoff::{HandoffConnection, HandoffQueue};
 use crate::limits::{Limits, memory, stock_of};
-use crate::peer_timeouts::InTheWay;
-use crate::ring_path::Lane;
+use crate::peer_timeouts::HoldsMemoryError;
+use crate::ring_path::RingPath;
 use crate::socket::Socket;
-use crate::tls::Tls;
-use bcached_port::{Buffer, ExportTable, Pool, Quiet, Stock};
-use bcached_uring::Rings;
+use crate::tls::TlsConfig;
+use bcached_port::{BudgetPool, Buffer, BufferPool, ExportTable, LogLimit};
+use bcached_uring::VolumeRings;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{SocketFlags, acceptfrom_with};
@@ -47,9 +47,9 @@ pub struct Options {
     /// The limits on what clients use.
     pub limits: Limits,
     /// If set, every client on TCP must begin TLS before anything else.
-    pub tls: Option<Tls>,
+    pub tls: Option<TlsConfig>,
     /// The rings of the engines that serve volumes, for the fast path of connections.
-    pub rings: Rings,
+    pub rings: VolumeRings,
 }
 
 /// Why a server did not start.
@@ -70,14 +70,14 @@ pub enum StartError {
 /// Connections that did not end in time.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("{connections} NBD connections still wait for the engine")]
-pub struct StillBusy {
+pub struct ShutdownTimeout {
     /// Their number.
     pub connections: usize,
 }
 
 /// A connection, for people.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Client {
+pub struct ClientInfo {
     /// Number of the connection, counted from the start of the server.
     pub number: u64,
     /// Process or address.
@@ -95,31 +95,31 @@ pub struct Client {
 
 /// A running server. Dropping it stops it without waiting for clients; see [`NbdServer::shutdown`].
 pub struct NbdServer {
-    shared: Arc<Shared>,
-    bound: Vec<Bound>,
+    shared: Arc<ServerShared>,
+    bound: Vec<BoundAddress>,
     /// The endpoints in the same order, and whether TCP is in TLS there.
     endpoints: (Vec<Endpoint>, bool),
-    accepting: Option<JoinHandle<Vec<Listening>>>,
+    accepting: Option<JoinHandle<Vec<EndpointListener>>>,
 }
 
 /// The state that all threads of a server share.
-pub(crate) struct Shared {
+pub(crate) struct ServerShared {
     pub(crate) exports: ExportTable,
     pub(crate) limits: Limits,
-    pub(crate) memory: Arc<Pool>,
+    pub(crate) memory: Arc<BudgetPool>,
     /// TLS for future connections.
-    tls: Mutex<Option<Tls>>,
-    pub(crate) rings: Rings,
+    tls: Mutex<Option<TlsConfig>>,
+    pub(crate) rings: VolumeRings,
     /// Buffers of completed requests, kept for reuse.
-    stock: Mutex<Stock>,
+    stock: Mutex<BufferPool>,
     connections: Mutex<Connections>,
     /// Connections handed over by another server whose volumes are not served yet. Locked before
     /// `connections`.
-    pub(crate) kept: Mutex<Vec<Left>>,
+    pub(crate) kept: Mutex<Vec<HandoffConnection>>,
     /// Signalled when a connection has ended.
     ended: Condvar,
     /// Recreated sockets that are to replace those whose files were removed.
-    again: Mutex<Vec<Listening>>,
+    again: Mutex<Vec<EndpointListener>>,
     /// Wakes the accepting thread.
     wake: OwnedFd,
     stopping: AtomicBool,
@@ -130,31 +130,31 @@ pub(crate) struct Shared {
 #[derive(Default)]
 pub(crate) struct Connections {
     pub(crate) next: u64,
-    pub(crate) live: BTreeMap<u64, Live>,
+    pub(crate) live: BTreeMap<u64, LiveConnection>,
     /// Set once connections are being handed over to another server.
-    pub(crate) leavers: Option<Leavers>,
+    pub(crate) leavers: Option<HandoffQueue>,
     /// Connections closed because the limit is reached.
-    crowded_out: Quiet,
+    crowded_out: LogLimit,
     /// Connections cut because they made no progress.
-    stuck: Quiet,
+    stuck: LogLimit,
     /// Connections that did not begin TLS.
-    not_encrypted: Quiet,
+    not_encrypted: LogLimit,
 }
 
 /// How the requests of a connection are served.
-pub(crate) enum Served {
+pub(crate) enum ServingMode {
     /// Not yet: the connection is still in the handshake.
-    NotYet,
+    Handshake,
     /// On the engine's ring.
-    OnRing(Arc<Lane>),
+    OnRing(Arc<RingPath>),
     /// By its threads alone.
     ByThreads,
 }
 
-pub(crate) struct Live {
-    pub(crate) client: Client,
+pub(crate) struct LiveConnection {
+    pub(crate) client: ClientInfo,
     pub(crate) socket: Arc<Socket>,
-    pub(crate) served: Served,
+    pub(crate) served: ServingMode,
     pub(crate) thread: JoinHandle<()>,
     /// The thread is about to return: joining it does not wait.
     pub(crate) done: bool,
@@ -197,7 +197,7 @@ impl NbdServer {
     pub fn start_sharing(
         options: Options,
         exports: ExportTable,
-        memory: Arc<Pool>,
+        memory: Arc<BudgetPool>,
     ) -> Result<Self, StartError> {
         options.limits.check()?;
         let encrypted = options.tls.is_some();
@@ -208,11 +208,11 @@ impl NbdServer {
             .collect::<Result<Vec<_>, _>>()?;
         let bound = listening.iter().map(|listening| listening.bound.clone()).collect();
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServerShared {
             exports,
             memory,
             rings: options.rings,
-            stock: Mutex::new(Stock::new(stock_of(options.limits.total_bytes))),
+            stock: Mutex::new(BufferPool::new(stock_of(options.limits.total_bytes))),
             limits: options.limits,
             tls: Mutex::new(options.tls),
             connections: Mutex::default(),
@@ -236,17 +236,17 @@ impl NbdServer {
 
     /// Where the server listens, in the order of the options.
     #[must_use]
-    pub fn bound(&self) -> &[Bound] {
+    pub fn bound(&self) -> &[BoundAddress] {
         &self.bound
     }
 
-    pub(crate) const fn shared(&self) -> &Arc<Shared> {
+    pub(crate) const fn shared(&self) -> &Arc<ServerShared> {
         &self.shared
     }
 
     /// The connected clients.
     #[must_use]
-    pub fn clients(&self) -> Vec<Client> {
+    pub fn clients(&self) -> Vec<ClientInfo> {
         self.shared
             .lock()
             .live
@@ -264,7 +264,7 @@ impl NbdServer {
 
     /// Uses another certificate, and other authorities, for future connections. Existing
     /// connections stay. A server that started without TLS continues without.
-    pub fn renew(&self, tls: Tls) {
+    pub fn renew(&self, tls: TlsConfig) {
         let mut current = self.shared.tls.lock().unwrap_or_else(PoisonError::into_inner);
         if current.is_some() {
             *current = Some(tls);
@@ -276,21 +276,21 @@ impl NbdServer {
     /// second longer. Flushes nothing that no client asked to flush.
     ///
     /// # Errors
-    /// [`StillBusy`] if the engine owes replies even then. The threads concerned end when the
+    /// [`ShutdownTimeout`] if the engine owes replies even then. The threads concerned end when the
     /// replies arrive or the engine goes away.
-    pub fn shutdown(mut self, limit: Duration) -> Result<(), StillBusy> {
+    pub fn shutdown(mut self, limit: Duration) -> Result<(), ShutdownTimeout> {
         drop(self.stop_accepting());
         self.shared.for_each_socket(Socket::end_receiving);
         self.shared.end_all(Instant::now() + limit);
         self.shared.reap();
         match self.shared.lock().live.len() {
             0 => Ok(()),
-            connections => Err(StillBusy { connections }),
+            connections => Err(ShutdownTimeout { connections }),
         }
     }
 
     /// Stops accepting, and returns the listening sockets. Dropping them closes them.
-    pub(crate) fn stop_accepting(&mut self) -> Vec<Listening> {
+    pub(crate) fn stop_accepting(&mut self) -> Vec<EndpointListener> {
         self.shared.stopping.store(true, Ordering::SeqCst);
         self.shared.wake();
         let Some(thread) = self.accepting.take() else { return Vec::new() };
@@ -334,7 +334,7 @@ impl Connections {
     }
 }
 
-impl Shared {
+impl ServerShared {
     /// Whether connections are to end at their next request.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
@@ -348,13 +348,13 @@ impl Shared {
         thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(body)
     }
 
-    /// Returns a buffer for a request, with arbitrary content: [`Stock::take`].
+    /// Returns a buffer for a request, with arbitrary content: [`BufferPool::take`].
     pub(crate) fn buffer(&self, bytes: usize) -> Buffer {
         self.stock().take(bytes)
     }
 
     /// The buffers kept for reuse.
-    pub(crate) fn stock(&self) -> MutexGuard<'_, Stock> {
+    pub(crate) fn stock(&self) -> MutexGuard<'_, BufferPool> {
         self.stock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -375,7 +375,7 @@ impl Shared {
     /// logged as a warning: it may have left other connections without memory, and its own program
     /// now sees an error.
     pub(crate) fn lost(&self, number: u64, peer_does: &str, error: &io::Error) {
-        let is_in_the_way = InTheWay::is(error);
+        let is_in_the_way = HoldsMemoryError::is(error);
         if !is_in_the_way && error.kind() != io::ErrorKind::TimedOut {
             tracing::debug!(event = "nbd-broke-off", connection = number, %error, "an NBD connection is lost");
             return;
@@ -400,9 +400,9 @@ impl Shared {
 
     /// Reports that a connection broke off. A failure to begin TLS is a warning, because the fix is
     /// up to people: a certificate, or a client.
-    pub(crate) fn broke_off(&self, number: u64, broken: &Broken) {
+    pub(crate) fn broke_off(&self, number: u64, broken: &ConnectionError) {
         tracing::debug!(event = "nbd-broke-off", connection = number, error = %broken, "an NBD connection broke off");
-        if let Broken::Tls(why) = broken {
+        if let ConnectionError::Tls(why) = broken {
             self.is_not_encrypted(number, why);
         }
     }
@@ -421,7 +421,7 @@ impl Shared {
         );
     }
 
-    fn update(&self, number: u64, change: impl FnOnce(&mut Client)) {
+    fn update(&self, number: u64, change: impl FnOnce(&mut ClientInfo)) {
         if let Some(live) = self.lock().live.get_mut(&number) {
             change(&mut live.client);
         }
@@ -438,7 +438,7 @@ impl Shared {
     }
 
     /// The body of the accepting thread.
-    fn accept(self: &Arc<Self>, listening: &mut [Listening]) {
+    fn accept(self: &Arc<Self>, listening: &mut [EndpointListener]) {
         let mut pause = false;
         while !self.is_stopping() {
             self.reap();
@@ -488,7 +488,7 @@ impl Shared {
 
     /// Accepts a connection, if there still is one. Returns false if none is waiting. An error
     /// means that none can be accepted for a while.
-    fn accept_one(self: &Arc<Self>, listening: &Listening) -> Result<bool, ()> {
+    fn accept_one(self: &Arc<Self>, listening: &EndpointListener) -> Result<bool, ()> {
         let (fd, address) = match self
             .spare_descriptors()
             .and_then(|()| acceptfrom_with(listening, SocketFlags::CLOEXEC))
@@ -502,7 +502,7 @@ impl Shared {
             }
         };
         let socket = Arc::new(Socket::new(fd));
-        let is_tcp = matches!(listening.bound, Bound::Tcp(_));
+        let is_tcp = matches!(listening.bound, BoundAddress::Tcp(_));
         if is_tcp && let Err(error) = socket.prepare_tcp() {
             tracing::debug!(event = "nbd-broke-off", %error, "an NBD connection was closed before it began");
             return Ok(true);
@@ -510,7 +510,7 @@ impl Shared {
         let address = address.and_then(|address| SocketAddr::try_from(address).ok());
         let process = if is_tcp { None } else { socket.peer_process() };
         let tls = if is_tcp { self.tls.lock().unwrap_or_else(PoisonError::into_inner).clone() } else { None };
-        let newcomer = Newcomer {
+        let newcomer = NewConnection {
             socket,
             process,
             address,
@@ -526,7 +526,7 @@ impl Shared {
 
     /// Joins the threads of connections that have ended.
     fn reap(&self) {
-        let done: Vec<Live> =
+        let done: Vec<LiveConnection> =
             self.lock().live.extract_if(.., |_, live| live.done).map(|(_, live)| live).collect();
         for live in done {
             if live.thread.join().is_err() {
@@ -546,11 +546,11 @@ impl Shared {
 
     /// Waits until the deadline for connections to end, and cuts off the remaining ones. Returns
     /// those of them that have chosen a volume.
-    pub(crate) fn end_all(&self, deadline: Instant) -> Vec<Client> {
+    pub(crate) fn end_all(&self, deadline: Instant) -> Vec<ClientInfo> {
         if self.wait_all_ended(deadline) {
             return Vec::new();
         }
-        let is_here = |live: &&Live| !live.done && live.client.export.is_some();
+        let is_here = |live: &&LiveConnection| !live.done && live.client.export.is_some();
         let cut = self.lock().live.values().filter(is_here).map(|live| live.client.clone()).collect();
         self.for_each_socket(Socket::end);
         self.wait_all_ended(Instant::now() + CUT_GRACE);
@@ -575,15 +575,15 @@ impl Shared {
 }
 
 /// Marks a connection as ended when its thread is about to return.
-pub(crate) struct Ending<'a> {
-    pub(crate) shared: &'a Shared,
+pub(crate) struct ConnectionEndGuard<'a> {
+    pub(crate) shared: &'a ServerShared,
     pub(crate) number: u64,
     pub(crate) socket: &'a Socket,
     /// Another server shares the socket and resumes the connection.
     pub(crate) is_left: bool,
 }
 
-impl Drop for Ending<'_> {
+impl Drop for ConnectionEndGuard<'_> {
     fn drop(&mut self) {
         if !self.is_left {
             self.socket.end();

@@ -4,7 +4,7 @@
 //! limit first tries without blocking, and polls only if there is nothing. So a busy connection
 //! pays nothing for its limits.
 
-use crate::peer_timeouts::Pace;
+use crate::peer_timeouts::PeerPace;
 use bcached_port::Peer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -20,7 +20,7 @@ pub(crate) struct Socket {
 
 /// How long a receive may take.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Patience {
+pub(crate) enum ReceiveTimeout {
     /// Without a limit.
     Forever,
     /// Until something arrives, but at most this long without anything.
@@ -29,14 +29,13 @@ pub(crate) enum Patience {
     Deadline(Instant),
 }
 
-impl Patience {
+impl ReceiveTimeout {
     /// Whether its deadline has passed.
     pub(crate) fn is_over(self) -> bool {
         matches!(self, Self::Deadline(moment) if moment <= Instant::now())
     }
 
-    /// Starts the time limit: returns a patience for everything that is done until data has
-    /// arrived.
+    /// Starts the time limit: returns a timeout for everything that is done until data has arrived.
     pub(crate) fn begun(self) -> Self {
         match self {
             Self::Stall(limit) => Self::Deadline(Instant::now() + limit),
@@ -81,14 +80,14 @@ impl Socket {
     pub(crate) fn receive(
         &self,
         into: &mut [u8],
-        patience: Patience,
-        mut pace: Option<&mut Pace>,
+        timeout: ReceiveTimeout,
+        mut pace: Option<&mut PeerPace>,
     ) -> io::Result<usize> {
         debug_assert!(!into.is_empty(), "0 bytes received must mean the end");
-        let deadline = match patience {
-            Patience::Forever => None,
-            Patience::Stall(limit) => Some(Instant::now() + limit),
-            Patience::Deadline(moment) => Some(moment),
+        let deadline = match timeout {
+            ReceiveTimeout::Forever => None,
+            ReceiveTimeout::Stall(limit) => Some(Instant::now() + limit),
+            ReceiveTimeout::Deadline(moment) => Some(moment),
         };
         let flags = if deadline.is_some() { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
         loop {
@@ -151,7 +150,7 @@ impl Socket {
         &self,
         mut slices: &mut [IoSlice<'_>],
         stall: Duration,
-        mut pace: Option<&mut Pace>,
+        mut pace: Option<&mut PeerPace>,
     ) -> io::Result<()> {
         // Skip empty slices at the front, so that the loop ends.
         IoSlice::advance_slices(&mut slices, 0);
@@ -191,7 +190,7 @@ impl Socket {
         &self,
         what: PollFlags,
         deadline: Option<Instant>,
-        mut pace: Option<&mut Pace>,
+        mut pace: Option<&mut PeerPace>,
     ) -> io::Result<()> {
         loop {
             let now = Instant::now();
@@ -251,9 +250,9 @@ mod tests {
         let one = Socket::new(one.into());
         let mut byte = [0];
         let short = Duration::from_millis(1);
-        let error = one.receive(&mut byte, Patience::Stall(short), None).unwrap_err();
+        let error = one.receive(&mut byte, ReceiveTimeout::Stall(short), None).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        let error = one.receive(&mut byte, Patience::Deadline(Instant::now()), None).unwrap_err();
+        let error = one.receive(&mut byte, ReceiveTimeout::Deadline(Instant::now()), None).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         let megabytes = vec![0; 4 << 20];
         let error = one.send(&mut [IoSlice::new(&megabytes)], short, None).unwrap_err();

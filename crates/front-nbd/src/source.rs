@@ -1,10 +1,10 @@
 //! Reads bytes from a peer through a small buffer. Many headers and small payloads arrive with one
 //! system call; large payloads bypass the buffer and go directly into their own memory.
 
-use crate::channel::Receiving;
-use crate::peer_timeouts::Pace;
+use crate::channel::ReceiveChannel;
+use crate::peer_timeouts::PeerPace;
 use crate::proto::wire::OPTION_BYTES_MAX;
-use crate::socket::Patience;
+use crate::socket::ReceiveTimeout;
 use std::io;
 use std::time::Duration;
 
@@ -16,32 +16,32 @@ const _: () = assert!(BUFFER_BYTES >= OPTION_BYTES_MAX as usize, "an option fits
 
 /// The outcome of a look at the socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Look {
+pub(crate) enum ReadOutcome {
     /// Some bytes, which did not fill the buffer: later data will be signalled.
-    All,
+    Drained,
     /// Some bytes, and maybe there are more.
     More,
     /// Nothing at present.
-    Nothing,
-    /// The end, an error, or no room for more: a read with patience finds out which.
+    Empty,
+    /// The end, an error, or no room for more: a read with a timeout finds out which.
     Other,
 }
 
-pub(crate) struct Source {
-    receiving: Receiving,
+pub(crate) struct ReadBuffer {
+    receiving: ReceiveChannel,
     buffer: Box<[u8]>,
     /// Unread bytes are `buffer[start..end]`.
     start: usize,
     end: usize,
 }
 
-impl Source {
-    pub(crate) fn new(receiving: Receiving) -> Self {
+impl ReadBuffer {
+    pub(crate) fn new(receiving: ReceiveChannel) -> Self {
         Self { receiving, buffer: vec![0; BUFFER_BYTES].into_boxed_slice(), start: 0, end: 0 }
     }
 
     /// Creates a source that starts with bytes received elsewhere: at most a full buffer.
-    pub(crate) fn behind(receiving: Receiving, received: &[u8]) -> Self {
+    pub(crate) fn behind(receiving: ReceiveChannel, received: &[u8]) -> Self {
         let mut source = Self::new(receiving);
         let here = received.len().min(BUFFER_BYTES);
         source.buffer[..here].copy_from_slice(&received[..here]);
@@ -50,7 +50,7 @@ impl Source {
     }
 
     /// Continues with another channel.
-    pub(crate) fn go_over_to(&mut self, receiving: Receiving) {
+    pub(crate) fn go_over_to(&mut self, receiving: ReceiveChannel) {
         self.receiving = receiving;
     }
 
@@ -60,13 +60,13 @@ impl Source {
     }
 
     /// Returns the next `bytes` (at most the buffer's size), once they have arrived. `first` is the
-    /// patience for the first of them if none is here yet, `rest` for the others. Returns `None` if
+    /// timeout for the first of them if none is here yet, `rest` for the others. Returns `None` if
     /// the peer ended before the first.
     pub(crate) fn next(
         &mut self,
         bytes: usize,
-        first: Patience,
-        rest: Patience,
+        first: ReceiveTimeout,
+        rest: ReceiveTimeout,
     ) -> io::Result<Option<&[u8]>> {
         assert!(bytes <= self.buffer.len(), "larger reads bypass the buffer");
         if self.start + bytes > self.buffer.len() {
@@ -74,8 +74,8 @@ impl Source {
             (self.start, self.end) = (0, self.end - self.start);
         }
         while self.end - self.start < bytes {
-            let patience = if self.start == self.end { first } else { rest };
-            let received = self.receiving.receive(&mut self.buffer[self.end..], patience, None)?;
+            let timeout = if self.start == self.end { first } else { rest };
+            let received = self.receiving.receive(&mut self.buffer[self.end..], timeout, None)?;
             if received == 0 {
                 let ended_between = self.start == self.end;
                 return if ended_between { Ok(None) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
@@ -110,23 +110,23 @@ impl Source {
     }
 
     /// Adds the data that the socket has now.
-    pub(crate) fn look(&mut self) -> Look {
+    pub(crate) fn look(&mut self) -> ReadOutcome {
         if self.end == self.buffer.len() {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
         if self.end == self.buffer.len() {
-            return Look::Other;
+            return ReadOutcome::Other;
         }
         // Decryption is left to the connection's own thread.
-        let Some(socket) = self.receiving.plain() else { return Look::Other };
+        let Some(socket) = self.receiving.plain() else { return ReadOutcome::Other };
         match socket.receive_now(&mut self.buffer[self.end..]) {
-            Ok(Some(0)) | Err(_) => Look::Other,
+            Ok(Some(0)) | Err(_) => ReadOutcome::Other,
             Ok(Some(received)) => {
                 self.end += received;
-                if self.end < self.buffer.len() { Look::All } else { Look::More }
+                if self.end < self.buffer.len() { ReadOutcome::Drained } else { ReadOutcome::More }
             }
-            Ok(None) => Look::Nothing,
+            Ok(None) => ReadOutcome::Empty,
         }
     }
 
@@ -137,14 +137,19 @@ impl Source {
     }
 
     /// Fills `into`, which holds memory until then.
-    pub(crate) fn read(&mut self, into: &mut [u8], patience: Patience, pace: &mut Pace) -> io::Result<()> {
+    pub(crate) fn read(
+        &mut self,
+        into: &mut [u8],
+        timeout: ReceiveTimeout,
+        pace: &mut PeerPace,
+    ) -> io::Result<()> {
         let here = into.len().min(self.end - self.start);
         into[..here].copy_from_slice(&self.buffer[self.start..self.start + here]);
         self.start += here;
         let mut filled = here;
         while filled < into.len() {
-            patience.check()?;
-            match self.receiving.receive(&mut into[filled..], patience, Some(pace))? {
+            timeout.check()?;
+            match self.receiving.receive(&mut into[filled..], timeout, Some(pace))? {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 received => filled += received,
             }
@@ -153,13 +158,13 @@ impl Source {
     }
 
     /// Skips `bytes`.
-    pub(crate) fn skip(&mut self, bytes: u32, patience: Patience) -> io::Result<()> {
+    pub(crate) fn skip(&mut self, bytes: u32, timeout: ReceiveTimeout) -> io::Result<()> {
         let mut left = bytes as usize;
         while left > 0 {
             if self.start == self.end {
                 (self.start, self.end) = (0, 0);
-                patience.check()?;
-                match self.receiving.receive(&mut self.buffer, patience, None)? {
+                timeout.check()?;
+                match self.receiving.receive(&mut self.buffer, timeout, None)? {
                     0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                     received => self.end = received,
                 }
@@ -180,7 +185,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::sync::Arc;
 
-    const FIRST: Patience = Patience::Stall(Duration::from_secs(30));
+    const FIRST: ReceiveTimeout = ReceiveTimeout::Stall(Duration::from_secs(30));
 
     /// Every byte that was sent is read once and in order, however it is split: by the sender into
     /// pieces, and by the reader into parts that fit the buffer, wrap around it, bypass it or are
@@ -197,7 +202,7 @@ mod tests {
                 sender.write_all(&piece[piece.len().min(index + 1)..]).unwrap();
             }
         });
-        let mut source = Source::new(Receiving::Plain(Arc::new(Socket::new(receiver.into()))));
+        let mut source = ReadBuffer::new(ReceiveChannel::Plain(Arc::new(Socket::new(receiver.into()))));
         let mut at = 0;
         let sizes = [28, 16 << 10, 1, 40_000, 28, BUFFER_BYTES, 5000, 28, 7];
         for (turn, size) in sizes.into_iter().cycle().enumerate() {
@@ -210,7 +215,7 @@ mod tests {
                 source.skip(u32::try_from(size).unwrap(), FIRST).unwrap();
                 bytes = (at..at + size).map(byte).collect();
             } else if size > BUFFER_BYTES || turn % 2 == 0 {
-                source.read(&mut bytes, FIRST, &mut Pace::unhurried()).unwrap();
+                source.read(&mut bytes, FIRST, &mut PeerPace::unhurried()).unwrap();
             } else {
                 bytes.copy_from_slice(source.next(size, FIRST, FIRST).unwrap().expect("more is to come"));
             }
@@ -229,7 +234,7 @@ mod tests {
         let (mut sender, receiver) = UnixStream::pair().unwrap();
         sender.write_all(&[1, 2, 3]).unwrap();
         drop(sender);
-        let mut source = Source::new(Receiving::Plain(Arc::new(Socket::new(receiver.into()))));
+        let mut source = ReadBuffer::new(ReceiveChannel::Plain(Arc::new(Socket::new(receiver.into()))));
         assert_eq!(source.next(4, FIRST, FIRST).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }
 }

@@ -5,20 +5,20 @@
 //! reads nothing for too long, the writer shuts down the socket and from then on discards replies.
 //! Requests in flight are carried out, and their memory is returned.
 
-use crate::channel::Sending;
-use crate::peer_timeouts::Pace;
-use crate::proto::reply::Awaited;
-use crate::ring_path::{Lane, Now};
-use crate::server::{SMALL_BYTES_MAX, Shared};
+use crate::channel::SendChannel;
+use crate::peer_timeouts::PeerPace;
+use crate::proto::reply::ReplyContext;
+use crate::ring_path::{RingPath, TurnOutcome};
+use crate::server::{SMALL_BYTES_MAX, ServerShared};
 use crate::socket::Socket;
-use bcached_port::{Buffer, Payload, Permit, Replies, Reply};
+use bcached_port::{Buffer, Payload, Permit, Reply, ReplyReceiver};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 
 /// What accompanies a request and turns its reply into an answer.
-pub(crate) struct Pending {
-    pub(crate) awaited: Awaited,
+pub(crate) struct PendingRequest {
+    pub(crate) awaited: ReplyContext,
     /// The memory that the request holds until its answer is sent.
     #[expect(dead_code, reason = "dropping it is its use")]
     pub(crate) permit: Option<Permit>,
@@ -28,18 +28,18 @@ pub(crate) struct Pending {
 
 /// The sending half.
 pub(crate) struct Writer {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ServerShared>,
     /// The connection's number.
     pub(crate) number: u64,
     /// For ending the connection if replies cannot be sent.
     pub(crate) socket: Arc<Socket>,
-    pub(crate) sending: Sending,
-    pub(crate) replies: Replies<Pending>,
+    pub(crate) sending: SendChannel,
+    pub(crate) replies: ReplyReceiver<PendingRequest>,
     pub(crate) structured: bool,
-    pub(crate) pace: Pace,
+    pub(crate) pace: PeerPace,
     /// Replies received and not completely sent.
-    pub(crate) batch: VecDeque<(Pending, Reply)>,
-    pub(crate) outgoing: Outgoing,
+    pub(crate) batch: VecDeque<(PendingRequest, Reply)>,
+    pub(crate) outgoing: ReplyBatch,
 }
 
 /// The most replies in one system call: their slices fit on the stack.
@@ -51,7 +51,7 @@ const CALLS_MAX: usize = 2;
 const BYTES_MAX: usize = 128 << 10;
 
 /// The first replies of a batch, encoded for sending.
-pub(crate) struct Outgoing {
+pub(crate) struct ReplyBatch {
     heads: Vec<u8>,
     /// Where each head ends, and whether content follows it.
     ends: [(usize, bool); REPLIES_MAX],
@@ -61,15 +61,15 @@ pub(crate) struct Outgoing {
     sent: usize,
 }
 
-impl Default for Outgoing {
+impl Default for ReplyBatch {
     fn default() -> Self {
         Self { heads: Vec::new(), ends: [(0, false); REPLIES_MAX], count: 0, bytes: 0, sent: 0 }
     }
 }
 
-impl Outgoing {
+impl ReplyBatch {
     /// Encodes the first replies of `batch`, but never a large one after small ones.
-    fn encode(&mut self, batch: &VecDeque<(Pending, Reply)>, structured: bool) {
+    fn encode(&mut self, batch: &VecDeque<(PendingRequest, Reply)>, structured: bool) {
         self.heads.clear();
         (self.count, self.bytes, self.sent) = (0, 0, 0);
         for ((pending, reply), end) in batch.iter().zip(&mut self.ends) {
@@ -87,7 +87,7 @@ impl Outgoing {
     /// Fills in two slices for each reply: its head and its content.
     fn slices<'a>(
         &'a self,
-        batch: &'a VecDeque<(Pending, Reply)>,
+        batch: &'a VecDeque<(PendingRequest, Reply)>,
         slices: &mut [IoSlice<'a>; 2 * REPLIES_MAX],
     ) {
         let mut start = 0;
@@ -113,9 +113,9 @@ fn is_large(reply: &Reply) -> bool {
 }
 
 impl Writer {
-    /// Runs until everything is answered. `lane` handles replies that need no waiting. Returns
+    /// Runs until everything is answered. `ring_path` handles replies that need no waiting. Returns
     /// whether all replies were sent.
-    pub(crate) fn run(mut self: Box<Self>, lane: Option<&Lane>) -> bool {
+    pub(crate) fn run(mut self: Box<Self>, ring_path: Option<&RingPath>) -> bool {
         let mut is_broken = false;
         loop {
             while !is_broken && !self.batch.is_empty() {
@@ -126,8 +126,8 @@ impl Writer {
                 }
             }
             self.batch.clear();
-            if let Some(lane) = lane.filter(|lane| !is_broken && lane.is_open()) {
-                self = lane.lend_writer(self);
+            if let Some(ring_path) = ring_path.filter(|ring_path| !is_broken && ring_path.is_open()) {
+                self = ring_path.lend_writer(self);
             } else if !self.replies.next_batch(&mut self.batch) {
                 break;
             }
@@ -154,15 +154,15 @@ impl Writer {
     }
 
     /// Sends small replies that have arrived, as far as the socket takes them.
-    pub(crate) fn send_now(&mut self) -> Now {
+    pub(crate) fn send_now(&mut self) -> TurnOutcome {
         for _ in 0..CALLS_MAX {
             while self.batch.len() < REPLIES_MAX {
                 let Some(reply) = self.replies.try_next() else { break };
                 self.batch.push_back(reply);
             }
             match self.batch.front() {
-                None => return Now::Waits,
-                Some((_, reply)) if is_large(reply) => return Now::Thread,
+                None => return TurnOutcome::Idle,
+                Some((_, reply)) if is_large(reply) => return TurnOutcome::NeedsThread,
                 Some(_) => {}
             }
             let Self { outgoing, batch, .. } = self;
@@ -170,16 +170,18 @@ impl Writer {
             let mut slices = [IoSlice::new(&[]); 2 * REPLIES_MAX];
             outgoing.slices(batch, &mut slices);
             // On an error, the connection's own thread finds out what is wrong with the socket.
-            let Ok(sent) = self.socket.send_now(&slices[..2 * outgoing.count]) else { return Now::Thread };
+            let Ok(sent) = self.socket.send_now(&slices[..2 * outgoing.count]) else {
+                return TurnOutcome::NeedsThread;
+            };
             outgoing.sent = sent;
             // The bytes count towards the peer's pace, whichever thread sent them.
             self.pace.moved(sent);
             if sent < outgoing.bytes {
-                return Now::Thread;
+                return TurnOutcome::NeedsThread;
             }
             self.forget_sent();
         }
-        Now::More
+        TurnOutcome::More
     }
 
     fn forget_sent(&mut self) {

@@ -4,12 +4,12 @@ mod support;
 
 use bcached_front_nbd::proto::wire::{flag, info, option, option_reply};
 use support::{
-    Client, Served, TANK, TANK_SECTORS, context_question, export_question, serve, serve_closed, tank,
+    TANK, TANK_SECTORS, TestClient, TestServer, context_question, export_question, serve, serve_closed, tank,
 };
 
 const ACK: (u32, Vec<u8>) = (option_reply::ACK, Vec::new());
 
-fn greeted(served: &Served) -> Client {
+fn greeted(served: &TestServer) -> TestClient {
     let mut client = served.unix();
     client.greet(3);
     client

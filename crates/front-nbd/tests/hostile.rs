@@ -4,26 +4,26 @@
 mod support;
 
 use bcached_front_nbd::proto::wire::command;
-use bcached_front_nbd::{Limits, StillBusy};
+use bcached_front_nbd::{Limits, ShutdownTimeout};
 use bcached_port::Operation;
 use bcached_port::ram::Verdict;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-use support::{Client, LIMIT, Served, TANK, request, serve, serve_with, wait_until};
+use support::{LIMIT, TANK, TestClient, TestServer, request, serve, serve_with, wait_until};
 
 const SHORT: Duration = Duration::from_millis(60);
 /// Enough for an honest client to do its part of a handshake, even on a busy machine.
 const HANDSHAKE: Duration = Duration::from_secs(2);
 
-fn entered(served: &Served) -> Client {
+fn entered(served: &TestServer) -> TestClient {
     let mut client = served.unix();
     client.enter("tank");
     client
 }
 
-fn serve_all(limits: Limits) -> Served {
+fn serve_all(limits: Limits) -> TestServer {
     serve_with(limits, Box::new(|_, _| Verdict::Serve))
 }
 
@@ -235,7 +235,7 @@ fn connections_without_an_export_keep_nobody_out() {
 fn an_engine_that_goes_away_leaves_errors() {
     let served = serve();
     let mut client = entered(&served);
-    let other = bcached_port::ram::Ram::start(&[]);
+    let other = bcached_port::ram::RamServer::start(&[]);
     // The volume is unknown to this engine, and then the engine itself is gone.
     let mut moved = support::tank(&served.ram);
     moved.served = Some(bcached_port::Route::new(TANK, &other.connector()));
@@ -270,7 +270,11 @@ fn a_stop_answers_what_was_asked_and_says_who_is_left() {
     wait_until("both writes to be with the engine", || held.load(Ordering::SeqCst) == 2);
 
     let server = served.server.take().expect("runs");
-    assert_eq!(server.shutdown(SHORT), Err(StillBusy { connections: 1 }), "the engine owes one its replies");
+    assert_eq!(
+        server.shutdown(SHORT),
+        Err(ShutdownTimeout { connections: 1 }),
+        "the engine owes one its replies"
+    );
     assert!(!served.path.exists());
     idle.assert_closed();
     undecided.assert_closed();

@@ -2,7 +2,7 @@
 //! nothing carried out outside the export.
 
 use bcached_front_nbd::proto::handshake::Encryption;
-use bcached_front_nbd::proto::loopback::{Conversation, End, converse, converse_with};
+use bcached_front_nbd::proto::loopback::{Conversation, ConversationEnd, converse, converse_with};
 use bcached_front_nbd::proto::request::Command;
 use bcached_front_nbd::proto::wire::{
     IHAVEOPT, OPTION_REPLY_MAGIC, PAYLOAD_BYTES_MAX, REQUEST_MAGIC, SIMPLE_REPLY_MAGIC,
@@ -45,7 +45,7 @@ fn any_option() -> impl Strategy<Value = Vec<u8>> {
 }
 
 #[derive(Clone, Debug)]
-struct Asked {
+struct RawRequest {
     flags: u16,
     command: u16,
     cookie: u64,
@@ -54,7 +54,7 @@ struct Asked {
 }
 
 /// Requests, of which about half are valid.
-fn any_request() -> impl Strategy<Value = Asked> {
+fn any_request() -> impl Strategy<Value = RawRequest> {
     let offset = prop_oneof![
         6 => (0..TANK_BYTES / 512).prop_map(|sector| sector * 512),
         2 => (0..16u64).prop_map(|sectors| TANK_BYTES - sectors * 512),
@@ -68,11 +68,11 @@ fn any_request() -> impl Strategy<Value = Asked> {
     (flags, command, any::<u64>(), offset, length).prop_map(|(flags, command, cookie, offset, length)| {
         // A write of gigabytes would need gigabytes of payload here.
         let length = if command == 1 { length % 20_000 } else { length };
-        Asked { flags, command, cookie, offset, length }
+        RawRequest { flags, command, cookie, offset, length }
     })
 }
 
-impl Asked {
+impl RawRequest {
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = REQUEST_MAGIC.to_be_bytes().to_vec();
         bytes.extend_from_slice(&self.flags.to_be_bytes());
@@ -89,7 +89,7 @@ impl Asked {
 
 /// The handshake's answers end where the first reply to a request begins; both parts must consist
 /// of complete messages.
-fn cookies_answered(outgoing: &[u8], asked: &[Asked]) -> Vec<u64> {
+fn cookies_answered(outgoing: &[u8], asked: &[RawRequest]) -> Vec<u64> {
     let mut rest = &outgoing[18..];
     let number = |bytes: &[u8]| bytes.iter().fold(0u64, |sum, byte| sum << 8 | u64::from(*byte));
     while rest.len() >= 20 && number(&rest[..8]) == OPTION_REPLY_MAGIC {
@@ -146,8 +146,8 @@ proptest! {
         let mut input = client_flags.to_be_bytes().to_vec();
         input.extend(options.concat());
         input.extend(option(7, &[&string(b"tank")[..], &[0, 0]].concat()));
-        input.extend(requests.iter().flat_map(Asked::bytes));
-        let told = converse_with(Encryption::Demanded, &input);
+        input.extend(requests.iter().flat_map(RawRequest::bytes));
+        let told = converse_with(Encryption::Required, &input);
         prop_assert!(told.commands.is_empty());
         let size = (32_768_u64 * 512).to_be_bytes();
         for secret in [&b"tank"[..], b"archive", b"base:allocation", &size] {
@@ -168,11 +168,11 @@ proptest! {
         let handshake = converse(&input);
         prop_assert!(handshake.commands.is_empty());
         let entered = handshake.outgoing.len();
-        input.extend(requests.iter().flat_map(Asked::bytes));
+        input.extend(requests.iter().flat_map(RawRequest::bytes));
         let whole = converse(&input);
         prop_assert!(whole.commands.iter().all(inside));
         prop_assert!(whole.outgoing.len() >= entered);
-        if client_flags == 3 && whole.end == End::Silence(0) && !requests.is_empty() {
+        if client_flags == 3 && whole.end == ConversationEnd::InputEnded(0) && !requests.is_empty() {
             let cookies: Vec<u64> = requests.iter().map(|asked| asked.cookie).collect();
             prop_assert_eq!(cookies_answered(&whole.outgoing, &requests), cookies);
         }

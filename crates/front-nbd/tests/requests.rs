@@ -8,7 +8,7 @@ use bcached_port::ram::{Hook, Verdict};
 use bcached_port::{ErrorKind, Operation};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use support::{Client, Served, TANK, TANK_SECTORS, request, serve, serve_with, wait_until};
+use support::{TANK, TANK_SECTORS, TestClient, TestServer, request, serve, serve_with, wait_until};
 
 const END: u64 = TANK_SECTORS * 512;
 const EPERM: u32 = 1;
@@ -16,7 +16,7 @@ const EINVAL: u32 = 22;
 const ENOSPC: u32 = 28;
 const ENOTSUP: u32 = 95;
 
-fn entered(served: &Served) -> Client {
+fn entered(served: &TestServer) -> TestClient {
     let mut client = served.unix();
     client.enter("tank");
     client

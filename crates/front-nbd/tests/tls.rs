@@ -4,15 +4,15 @@
 mod support;
 
 use bcached_front_nbd::proto::wire::{command, option, option_reply};
-use bcached_front_nbd::{Limits, Part, Tls, TlsError};
+use bcached_front_nbd::{Limits, TlsConfig, TlsError, TlsFile};
 use bcached_port::ram::Verdict;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::time::Duration;
-use support::certificates::Authority;
+use support::certificates::CertificateAuthority;
 use support::tools::{has, run, succeed};
 use support::{
-    Client, LIMIT, Served, TANK, TANK_SECTORS, export_question, image, request, serve_in, wait_until,
+    LIMIT, TANK, TANK_SECTORS, TestClient, TestServer, export_question, image, request, serve_in, wait_until,
 };
 
 const SHORT: Duration = Duration::from_millis(60);
@@ -21,40 +21,40 @@ const HANDSHAKE: Duration = Duration::from_secs(2);
 
 /// The configuration of a server with a certificate of `authority`. Clients must have certificates
 /// of `clients`, if given.
-fn tls(authority: &Authority, clients: Option<&Authority>) -> Tls {
+fn tls(authority: &CertificateAuthority, clients: Option<&CertificateAuthority>) -> TlsConfig {
     let (certificate, key) = authority.server();
-    let clients = clients.map(Authority::pem);
-    Tls::new(certificate.as_bytes(), key.as_bytes(), clients.as_ref().map(String::as_bytes))
+    let clients = clients.map(CertificateAuthority::pem);
+    TlsConfig::new(certificate.as_bytes(), key.as_bytes(), clients.as_ref().map(String::as_bytes))
         .expect("they are good")
 }
 
-fn serve_tls(tls: Tls, limits: Limits) -> Served {
+fn serve_tls(tls: TlsConfig, limits: Limits) -> TestServer {
     serve_in(Some(tls), limits, Box::new(|_, _| Verdict::Serve))
 }
 
 /// A client in TLS.
-fn encrypted(served: &Served, authority: &Authority) -> Client {
+fn encrypted(served: &TestServer, authority: &CertificateAuthority) -> TestClient {
     let mut client = served.tcp();
     client.greet(3);
     client.start_tls(authority)
 }
 
-fn uri(served: &Served, export: &str, certificates: &Path) -> String {
+fn uri(served: &TestServer, export: &str, certificates: &Path) -> String {
     format!("nbds://localhost:{}/{export}?tls-certificates={}", served.tcp.port(), certificates.display())
 }
 
 /// Directories of clients that trust `authority`: one without a certificate, one with a certificate
 /// of it, and one with a certificate of another authority.
-struct Folders {
+struct ClientDirectories {
     root: tempfile::TempDir,
 }
 
-impl Folders {
-    fn new(authority: &Authority) -> Self {
+impl ClientDirectories {
+    fn new(authority: &CertificateAuthority) -> Self {
         let folders = Self { root: tempfile::tempdir().expect("a folder") };
         authority.put_client(&folders.plain(), None);
         authority.put_client(&folders.known(), Some(authority));
-        authority.put_client(&folders.stranger(), Some(&Authority::new()));
+        authority.put_client(&folders.stranger(), Some(&CertificateAuthority::new()));
         folders
     }
 
@@ -76,8 +76,8 @@ fn libnbd_copies_an_image_in_tls_both_ways() {
     if !has("nbdinfo") || !has("nbdcopy") {
         return;
     }
-    let authority = Authority::new();
-    let folders = Folders::new(&authority);
+    let authority = CertificateAuthority::new();
+    let folders = ClientDirectories::new(&authority);
     let served = serve_tls(tls(&authority, None), Limits::default());
     let tank = uri(&served, "tank", &folders.plain());
     let info = succeed("nbdinfo", &["--json", &tank]);
@@ -100,8 +100,8 @@ fn libnbd_is_let_in_with_a_certificate_of_ours_only() {
     if !has("nbdinfo") {
         return;
     }
-    let authority = Authority::new();
-    let folders = Folders::new(&authority);
+    let authority = CertificateAuthority::new();
+    let folders = ClientDirectories::new(&authority);
     let served = serve_tls(tls(&authority, Some(&authority)), Limits::default());
     let size = |folder: &Path| run("nbdinfo", &["--size", &uri(&served, "tank", folder)]);
     let known = size(&folders.known());
@@ -112,12 +112,12 @@ fn libnbd_is_let_in_with_a_certificate_of_ours_only() {
     }
     // The other way round: a client that trusts another authority does not talk to us.
     let other = tempfile::tempdir().expect("a folder");
-    Authority::new().put_client(other.path(), None);
+    CertificateAuthority::new().put_client(other.path(), None);
     assert!(!size(other.path()).status.success());
 }
 
 /// Runs qemu-io through qemu's own TLS, with the credentials in `folder`.
-fn qemu_io(served: &Served, folder: &Path, commands: &[&str]) -> Output {
+fn qemu_io(served: &TestServer, folder: &Path, commands: &[&str]) -> Output {
     let credentials =
         format!("tls-creds-x509,id=tls,endpoint=client,verify-peer=yes,dir={}", folder.display());
     let image = format!("driver=nbd,host=localhost,port={},export=tank,tls-creds=tls", served.tcp.port());
@@ -132,8 +132,8 @@ fn qemu_reads_and_writes_in_tls() {
     if !has("qemu-io") {
         return;
     }
-    let authority = Authority::new();
-    let folders = Folders::new(&authority);
+    let authority = CertificateAuthority::new();
+    let folders = ClientDirectories::new(&authority);
     let served = serve_tls(tls(&authority, Some(&authority)), Limits::default());
     let commands = [
         "write -P 0x5a 0 3M",
@@ -162,7 +162,7 @@ fn qemu_reads_and_writes_in_tls() {
 
 #[test]
 fn who_does_not_begin_tls_is_told_nothing_else() {
-    let authority = Authority::new();
+    let authority = CertificateAuthority::new();
     let served = serve_tls(tls(&authority, None), Limits::default());
     let mut client = served.tcp();
     client.greet(3);
@@ -207,7 +207,7 @@ fn who_does_not_begin_tls_is_told_nothing_else() {
 
 #[test]
 fn in_tls_everything_is_as_without() {
-    let authority = Authority::new();
+    let authority = CertificateAuthority::new();
     let served = serve_tls(tls(&authority, None), Limits::default());
     let mut client = encrypted(&served, &authority);
     assert_eq!(client.option(option::STARTTLS, &[])[0].0, option_reply::ERR_INVALID, "it has begun");
@@ -248,7 +248,7 @@ fn in_tls_everything_is_as_without() {
 /// the connection.
 #[test]
 fn what_is_sent_before_tls_is_not_taken_for_what_is_said_in_it() {
-    let authority = Authority::new();
+    let authority = CertificateAuthority::new();
     let served = serve_tls(tls(&authority, None), Limits::default());
     let mut client = served.tcp();
     client.greet(3);
@@ -260,7 +260,7 @@ fn what_is_sent_before_tls_is_not_taken_for_what_is_said_in_it() {
 
 #[test]
 fn what_is_no_tls_ends_the_connection_and_nothing_else() {
-    let authority = Authority::new();
+    let authority = CertificateAuthority::new();
     let served = serve_tls(tls(&authority, None), Limits::default());
     let mut working = encrypted(&served, &authority);
     working.go("tank");
@@ -293,9 +293,9 @@ fn what_is_no_tls_ends_the_connection_and_nothing_else() {
 
 #[test]
 fn a_handshake_in_tls_has_the_deadline_of_any() {
-    let authority = Authority::new();
+    let authority = CertificateAuthority::new();
     let served = serve_tls(tls(&authority, None), Limits { handshake: HANDSHAKE, ..Limits::default() });
-    let start = |served: &Served| {
+    let start = |served: &TestServer| {
         let mut client = served.tcp();
         client.greet(3);
         assert_eq!(client.option(option::STARTTLS, &[]), [(1, vec![])]);
@@ -322,7 +322,7 @@ fn a_handshake_in_tls_has_the_deadline_of_any() {
 /// A renewed certificate is used for new connections, without a restart.
 #[test]
 fn who_comes_later_is_shown_the_renewed_certificate() {
-    let (before, after) = (Authority::new(), Authority::new());
+    let (before, after) = (CertificateAuthority::new(), CertificateAuthority::new());
     let served = serve_tls(tls(&before, None), Limits::default());
     let mut old = encrypted(&served, &before);
     old.go("tank");
@@ -338,7 +338,7 @@ fn who_comes_later_is_shown_the_renewed_certificate() {
 /// its memory.
 #[test]
 fn who_takes_no_replies_in_tls_goes_when_another_waits_for_its_memory() {
-    let authority = Authority::new();
+    let authority = CertificateAuthority::new();
     let limits = Limits { total_bytes: 64 << 20, give_way: SHORT, ..Limits::default() };
     let served = serve_tls(tls(&authority, None), limits);
     let mut stuck = [encrypted(&served, &authority), encrypted(&served, &authority)];
@@ -356,7 +356,7 @@ fn who_takes_no_replies_in_tls_goes_when_another_waits_for_its_memory() {
 
 #[test]
 fn a_stop_ends_clients_in_tls_in_order() {
-    let authority = Authority::new();
+    let authority = CertificateAuthority::new();
     let mut served = serve_tls(tls(&authority, None), Limits::default());
     let mut client = encrypted(&served, &authority);
     client.go("tank");
@@ -368,27 +368,27 @@ fn a_stop_ends_clients_in_tls_in_order() {
 
 #[test]
 fn what_cannot_be_shown_is_refused_with_what_is_wrong() {
-    let authority = Authority::new();
+    let authority = CertificateAuthority::new();
     let ((certificate, key), (_, other)) = (authority.server(), authority.server());
     let pem = authority.pem();
     let refused = |certificate: &str, key: &str, authorities: Option<&str>| {
-        Tls::new(certificate.as_bytes(), key.as_bytes(), authorities.map(str::as_bytes))
+        TlsConfig::new(certificate.as_bytes(), key.as_bytes(), authorities.map(str::as_bytes))
             .expect_err("it is wrong")
     };
     let broken = certificate.replacen("MII", "AAA", 1);
     let cut = &key[..key.len() / 2];
     for (error, part) in [
-        (refused("", &key, None), Part::Certificate),
-        (refused(&key, &key, None), Part::Certificate),
-        (refused(&broken, &key, None), Part::Certificate),
-        (refused(&certificate, "", None), Part::Key),
-        (refused(&certificate, cut, None), Part::Key),
-        (refused(&certificate, &certificate, None), Part::Key),
-        (refused(&certificate, &key, Some("")), Part::Authorities),
-        (refused(&certificate, &key, Some(&broken)), Part::Authorities),
+        (refused("", &key, None), TlsFile::Certificate),
+        (refused(&key, &key, None), TlsFile::Certificate),
+        (refused(&broken, &key, None), TlsFile::Certificate),
+        (refused(&certificate, "", None), TlsFile::Key),
+        (refused(&certificate, cut, None), TlsFile::Key),
+        (refused(&certificate, &certificate, None), TlsFile::Key),
+        (refused(&certificate, &key, Some("")), TlsFile::Authorities),
+        (refused(&certificate, &key, Some(&broken)), TlsFile::Authorities),
     ] {
         assert_eq!(error.part(), part, "{error}");
     }
     assert!(matches!(refused(&certificate, &other, None), TlsError::OtherKey));
-    assert!(Tls::new(certificate.as_bytes(), key.as_bytes(), Some(pem.as_bytes())).is_ok());
+    assert!(TlsConfig::new(certificate.as_bytes(), key.as_bytes(), Some(pem.as_bytes())).is_ok());
 }

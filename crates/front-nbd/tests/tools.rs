@@ -4,9 +4,9 @@
 mod support;
 
 use support::tools::{has, run, succeed};
-use support::{Served, TANK, TANK_SECTORS, image, serve};
+use support::{TANK, TANK_SECTORS, TestServer, image, serve};
 
-fn nbdsh(served: &Served, export: &str, script: &str) -> String {
+fn nbdsh(served: &TestServer, export: &str, script: &str) -> String {
     let connect = format!("h.add_meta_context('base:allocation')\nh.connect_uri('{}')", served.uri(export));
     succeed("nbdsh", &["-c", &connect, "-c", script])
 }

@@ -6,16 +6,16 @@
 use rustix::ioctl::{Opcode, opcode};
 
 /// The head of a control command; its size is part of the command's number.
-type Head = [u8; 32];
+type CommandHead = [u8; 32];
 
 /// A command that only queries: `_IOR('u', ..)`.
 const fn asks(number: u8) -> Opcode {
-    opcode::read::<Head>(b'u', number)
+    opcode::read::<CommandHead>(b'u', number)
 }
 
 /// A command that changes something: `_IOWR('u', ..)`.
 const fn changes(number: u8) -> Opcode {
-    opcode::read_write::<Head>(b'u', number)
+    opcode::read_write::<CommandHead>(b'u', number)
 }
 
 /// The commands to `/dev/ublk-control`.
@@ -83,7 +83,7 @@ pub(crate) const F_QUIESCE: u64 = 1 << 12;
 
 /// The state of a device's server, as the driver sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum State {
+pub(crate) enum ServerState {
     /// The device was not started, or was stopped.
     Dead,
     /// The device is being served.
@@ -140,12 +140,12 @@ impl DeviceInfo {
         }
     }
 
-    pub(crate) const fn state(&self) -> State {
+    pub(crate) const fn state(&self) -> ServerState {
         match self.state {
-            1 => State::Live,
-            2 => State::Quiesced,
-            3 => State::FailIo,
-            _ => State::Dead,
+            1 => ServerState::Live,
+            2 => ServerState::Quiesced,
+            3 => ServerState::FailIo,
+            _ => ServerState::Dead,
         }
     }
 }
@@ -160,7 +160,7 @@ fn part<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
 /// The properties of a device for the block layer: `struct ublk_params` with its basic and discard
 /// parts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Params {
+pub(crate) struct DeviceParams {
     pub read_only: bool,
     /// Logical and physical block size; a power of two.
     pub block_bytes: u32,
@@ -174,7 +174,7 @@ pub(crate) struct Params {
     pub max_discard_sectors: u32,
 }
 
-/// Size of [`Params`] in bytes: the head, the basic and the discard part.
+/// Size of [`DeviceParams`] in bytes: the head, the basic and the discard part.
 pub(crate) const PARAMS_BYTES: usize = 60;
 
 const PARAM_BASIC: u32 = 1;
@@ -183,7 +183,7 @@ const ATTR_READ_ONLY: u32 = 1;
 const ATTR_VOLATILE_CACHE: u32 = 1 << 2;
 const ATTR_FUA: u32 = 1 << 3;
 
-impl Params {
+impl DeviceParams {
     pub(crate) fn to_bytes(self) -> [u8; PARAMS_BYTES] {
         let mut bytes = [0; PARAMS_BYTES];
         let mut put = |offset: usize, value: u32| {
@@ -212,7 +212,7 @@ impl Params {
 
 /// The operation of a request (`UBLK_IO_OP_..`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Wanted {
+pub(crate) enum IoOperation {
     Read,
     Write,
     Flush,
@@ -222,7 +222,7 @@ pub(crate) enum Wanted {
     Other(u8),
 }
 
-impl Wanted {
+impl IoOperation {
     /// Whether it changes the device's content.
     pub(crate) const fn changes(self) -> bool {
         matches!(self, Self::Write | Self::Discard | Self::WriteZeroes | Self::Other(_))
@@ -231,8 +231,8 @@ impl Wanted {
 
 /// `struct ublksrv_io_desc`, as written by the driver for one tag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Description {
-    pub wanted: Wanted,
+pub(crate) struct IoDescriptor {
+    pub wanted: IoOperation,
     /// Must be durable when it is answered.
     pub fua: bool,
     /// A zeroing request must keep its space allocated.
@@ -243,23 +243,23 @@ pub(crate) struct Description {
     pub sectors: u32,
 }
 
-/// Size of a [`Description`] in bytes.
+/// Size of a [`IoDescriptor`] in bytes.
 pub(crate) const DESCRIPTION_BYTES: usize = 24;
 
 const IO_F_FUA: u32 = 1 << 13;
 const IO_F_NOUNMAP: u32 = 1 << 15;
 const IO_F_NEED_REG_BUF: u32 = 1 << 17;
 
-impl Description {
+impl IoDescriptor {
     /// Decodes `op_flags`, `nr_sectors` and `start_sector`.
     pub(crate) const fn new(flags: u32, sectors: u32, sector: u64) -> Self {
         let wanted = match flags.to_ne_bytes()[if cfg!(target_endian = "little") { 0 } else { 3 }] {
-            0 => Wanted::Read,
-            1 => Wanted::Write,
-            2 => Wanted::Flush,
-            3 => Wanted::Discard,
-            5 => Wanted::WriteZeroes,
-            other => Wanted::Other(other),
+            0 => IoOperation::Read,
+            1 => IoOperation::Write,
+            2 => IoOperation::Flush,
+            3 => IoOperation::Discard,
+            5 => IoOperation::WriteZeroes,
+            other => IoOperation::Other(other),
         };
         // The header numbers the flags from bit 8 of the same word.
         let (fua, keeps_space) = (flags & IO_F_FUA != 0, flags & IO_F_NOUNMAP != 0);
@@ -301,15 +301,15 @@ mod tests {
             identity: 0x0123_4567_89ab_cdef,
         };
         assert_eq!(DeviceInfo::from_bytes(&info.to_bytes()), info);
-        assert_eq!(info.state(), State::Quiesced);
+        assert_eq!(info.state(), ServerState::Quiesced);
     }
 
     #[test]
     fn what_a_request_wants_is_in_the_low_byte_and_its_flags_above() {
-        let forced = Description::new(1 | IO_F_FUA, 8, 64);
-        assert_eq!((forced.wanted, forced.fua, forced.keeps_space), (Wanted::Write, true, false));
-        let kept = Description::new(5 | IO_F_NOUNMAP, 8, 64);
-        assert_eq!((kept.wanted, kept.fua, kept.keeps_space), (Wanted::WriteZeroes, false, true));
-        assert_eq!(Description::new(18, 0, 0).wanted, Wanted::Other(18));
+        let forced = IoDescriptor::new(1 | IO_F_FUA, 8, 64);
+        assert_eq!((forced.wanted, forced.fua, forced.keeps_space), (IoOperation::Write, true, false));
+        let kept = IoDescriptor::new(5 | IO_F_NOUNMAP, 8, 64);
+        assert_eq!((kept.wanted, kept.fua, kept.keeps_space), (IoOperation::WriteZeroes, false, true));
+        assert_eq!(IoDescriptor::new(18, 0, 0).wanted, IoOperation::Other(18));
     }
 }

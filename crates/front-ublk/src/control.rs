@@ -22,25 +22,25 @@ use std::time::{Duration, Instant};
 /// All its commands use one ring. When a ring is closed, its former thread is interrupted a moment
 /// later. If that thread is then in the middle of another command, Linux 6.18 sometimes never
 /// starts the command (one of a dozen, seen in `bcached remove`).
-pub(crate) struct Control {
+pub(crate) struct ControlDevice {
     device: OwnedFd,
     /// The ring, or `None` if the last command did not end in time and still has it.
-    ring: RefCell<Option<Ring>>,
+    ring: RefCell<Option<ControlRing>>,
 }
 
 /// The driver's control device.
 pub(crate) const CONTROL: &str = "/dev/ublk-control";
 
-type Ring = IoUring<Entry128, cqueue::Entry>;
+type ControlRing = IoUring<Entry128, cqueue::Entry>;
 
 /// A command's ring, and the memory that it refers to. The memory is not accessed before the
 /// command has ended.
-struct Call {
-    ring: Ring,
+struct ControlCall {
+    ring: ControlRing,
     memory: Box<[u8]>,
 }
 
-impl Control {
+impl ControlDevice {
     pub(crate) fn open() -> Result<Self, Errno> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let device = rustix::fs::open(CONTROL, flags, Mode::empty())?;
@@ -62,8 +62,8 @@ impl Control {
     ) -> Result<Box<[u8]>, ControlError> {
         let failed = |why| ControlError { command, number, why };
         let errno = |error: std::io::Error| failed(Errno::from_io_error(&error).unwrap_or(Errno::IO));
-        let ring = self.ring.take().map_or_else(|| Ring::builder().build(2), Ok).map_err(errno)?;
-        let mut call = Call { ring, memory: memory.into() };
+        let ring = self.ring.take().map_or_else(|| ControlRing::builder().build(2), Ok).map_err(errno)?;
+        let mut call = ControlCall { ring, memory: memory.into() };
         let mut head = [0; 80];
         head[0..4].copy_from_slice(&number.to_ne_bytes());
         // For no particular queue.

@@ -5,16 +5,16 @@
 //! on an engine's.
 
 use crate::abi::{
-    Command, DeviceInfo, F_AUTO_BUF_REG, F_CMD_IOCTL_ENCODE, F_QUIESCE, F_UPDATE_SIZE, F_USER_COPY,
-    F_USER_RECOVERY, F_USER_RECOVERY_REISSUE, INFO_BYTES, Params, State,
+    Command, DeviceInfo, DeviceParams, F_AUTO_BUF_REG, F_CMD_IOCTL_ENCODE, F_QUIESCE, F_UPDATE_SIZE,
+    F_USER_COPY, F_USER_RECOVERY, F_USER_RECOVERY_REISSUE, INFO_BYTES, ServerState,
 };
-use crate::control::Control;
-use crate::error::{ControlError, DeviceError, Unavailable};
+use crate::control::ControlDevice;
+use crate::error::{ControlError, DeviceError, UblkUnavailable};
 use crate::privilege::is_privileged;
-use crate::queue::{OnEnd, Place, Queue, Shared};
-use crate::table::Transfer;
+use crate::queue::{DeviceShared, DropCallback, Queue, QueueParams};
+use crate::table::DataTransfer;
 use bcached_port::{Export, SECTOR_BYTES};
-use bcached_uring::Guests;
+use bcached_uring::RingHandle;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
@@ -48,38 +48,38 @@ const CLASS: &str = "/sys/class/ublk-char";
 
 /// The features of this machine's driver, as reported by it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Features(u64);
+pub struct DriverFeatures(u64);
 
-impl Features {
+impl DriverFeatures {
     /// Queries the driver.
     ///
     /// # Errors
     /// Why ublk is not available here.
-    pub fn probe() -> Result<Self, Unavailable> {
-        let control = Control::open().map_err(|errno| match errno {
-            Errno::NOENT | Errno::NODEV | Errno::NXIO => Unavailable::NoDriver,
-            Errno::PERM | Errno::ACCESS => Unavailable::NotPermitted,
-            other => Unavailable::Other(std::io::Error::from(other).to_string()),
+    pub fn probe() -> Result<Self, UblkUnavailable> {
+        let control = ControlDevice::open().map_err(|errno| match errno {
+            Errno::NOENT | Errno::NODEV | Errno::NXIO => UblkUnavailable::NoDriver,
+            Errno::PERM | Errno::ACCESS => UblkUnavailable::NotPermitted,
+            other => UblkUnavailable::Other(std::io::Error::from(other).to_string()),
         })?;
         if !is_privileged() {
-            return Err(Unavailable::Unprivileged);
+            return Err(UblkUnavailable::Unprivileged);
         }
         let features = Self::of(&control).map_err(|error| match error.why {
             // A driver that predates this command, or denies it to us.
-            Errno::PERM | Errno::ACCESS => Unavailable::NotPermitted,
-            Errno::OPNOTSUPP | Errno::INVAL | Errno::NODEV => Unavailable::TooOld("feature queries"),
-            _ => Unavailable::Other(error.to_string()),
+            Errno::PERM | Errno::ACCESS => UblkUnavailable::NotPermitted,
+            Errno::OPNOTSUPP | Errno::INVAL | Errno::NODEV => UblkUnavailable::TooOld("feature queries"),
+            _ => UblkUnavailable::Other(error.to_string()),
         })?;
         match [(F_USER_COPY, "copying by the server"), (F_USER_RECOVERY_REISSUE, "recovery of requests")]
             .into_iter()
             .find(|(needed, _)| !features.has(*needed))
         {
-            Some((_, lacks)) => Err(Unavailable::TooOld(lacks)),
+            Some((_, lacks)) => Err(UblkUnavailable::TooOld(lacks)),
             None => Ok(features),
         }
     }
 
-    fn of(control: &Control) -> Result<Self, ControlError> {
+    fn of(control: &ControlDevice) -> Result<Self, ControlError> {
         let bytes = control.call(Command::GetFeatures, u32::MAX, (&[0; 8], 0), QUICK)?;
         Ok(Self(u64::from_ne_bytes((*bytes).try_into().unwrap_or_default())))
     }
@@ -112,86 +112,94 @@ impl Features {
 
 /// A device that is being served.
 pub(crate) struct Device {
-    control: Control,
+    control: ControlDevice,
     number: u32,
     features: u64,
-    shared: Arc<Shared>,
+    shared: Arc<DeviceShared>,
     /// The ring on which its queues live.
-    guests: Guests,
+    ring_handle: RingHandle,
     /// It was another server's, and the kernel has not yet confirmed that it is ours.
     is_recovering: bool,
 }
 
 /// What the kernel already has of a volume.
-enum Found {
-    Nothing,
+enum ExistingDevice {
+    Absent,
     /// A device whose server is gone.
     Orphan(DeviceInfo),
     /// A device that was never started, or has been stopped.
-    Remains(u32),
+    Leftover(u32),
 }
 
 impl Device {
-    /// Provides `export` with a device, whose requests reach the export's route through `guests`'
-    /// ring. If there is a device of a dead server, it is taken over. A new device gets `number`,
-    /// if given. The process `former`, if any, counts as dead. `on_end` is called when the ring has
-    /// finished with the queues. The device can be used once it is [settled](Self::settle).
+    /// Provides `export` with a device, whose requests reach the export's route through
+    /// `ring_handle`. If there is a device of a dead server, it is taken over. A new device gets
+    /// `number`, if given. The process `former`, if any, counts as dead. `on_end` is called when
+    /// the ring has finished with the queues. The device can be used once it is
+    /// [settled](Self::settle).
     pub(crate) fn bring(
         export: &Export,
-        guests: &Guests,
+        ring_handle: &RingHandle,
         (number, former): (Option<u32>, Option<u32>),
         on_end: impl FnOnce() + Send + Sync + 'static,
     ) -> Result<Self, DeviceError> {
         let control = open_control()?;
         let identity = identity_of(export);
         match find(&control, identity, former)? {
-            Found::Orphan(info) => return Self::take_over(control, info, export, guests, on_end),
-            Found::Remains(left) => drop(control.call(Command::DelDev, left, (&[], 0), WITH_IO)?),
-            Found::Nothing => {}
+            ExistingDevice::Orphan(info) => {
+                return Self::take_over(control, info, export, ring_handle, on_end);
+            }
+            ExistingDevice::Leftover(left) => drop(control.call(Command::DelDev, left, (&[], 0), WITH_IO)?),
+            ExistingDevice::Absent => {}
         }
-        Self::make(control, (identity, number), export, guests, on_end)
+        Self::make(control, (identity, number), export, ring_handle, on_end)
     }
 
     /// Removes the device of a volume that is no longer served. I/O that waits for it fails.
     pub(crate) fn remove_left(export: &Export) -> Result<(), DeviceError> {
         let control = open_control()?;
         let number = match find(&control, identity_of(export), None)? {
-            Found::Nothing => return Ok(()),
-            Found::Orphan(info) => info.number,
-            Found::Remains(number) => number,
+            ExistingDevice::Absent => return Ok(()),
+            ExistingDevice::Orphan(info) => info.number,
+            ExistingDevice::Leftover(number) => number,
         };
         take_away(&control, number)
     }
 
     /// Makes the value. `driver` are the driver's features; the device may have fewer.
-    fn of(control: Control, driver: Features, info: &DeviceInfo, guests: &Guests) -> Self {
+    fn of(
+        control: ControlDevice,
+        driver: DriverFeatures,
+        info: &DeviceInfo,
+        ring_handle: &RingHandle,
+    ) -> Self {
         let (number, features) = (info.number, info.features);
-        let shared = Arc::new(Shared::of(info.queues, driver.may_complete_twice()));
-        Self { control, number, features, shared, guests: guests.clone(), is_recovering: false }
+        let shared = Arc::new(DeviceShared::of(info.queues, driver.may_complete_twice()));
+        Self { control, number, features, shared, ring_handle: ring_handle.clone(), is_recovering: false }
     }
 
     /// Gives all queues a turn, in which they check everything.
     fn ring(&self) {
         self.shared.ring();
-        self.guests.bell().ring();
+        self.ring_handle.bell().ring();
     }
 
     /// Notes that the volume is now served by the engine of that ring.
-    pub(crate) fn is_served_by(&self, guests: &Guests) {
-        self.shared.is_abroad.store(!self.guests.is_same(guests), Ordering::Release);
+    pub(crate) fn is_served_by(&self, ring_handle: &RingHandle) {
+        self.shared.is_abroad.store(!self.ring_handle.is_same(ring_handle), Ordering::Release);
         // Tags that wait for memory lent to another ring check for it.
         self.ring();
     }
 
     fn make(
-        control: Control,
+        control: ControlDevice,
         (identity, number): (u64, Option<u32>),
         export: &Export,
-        guests: &Guests,
+        ring_handle: &RingHandle,
         on_end: impl FnOnce() + Send + Sync + 'static,
     ) -> Result<Self, DeviceError> {
         let params = params_of(export)?;
-        let driver = Features::of(&control)?;
+        let driver = DriverFeatures::of(&control)?;
         let wanted = DeviceInfo {
             queues: queues(driver),
             depth: DEPTH,
@@ -203,7 +211,7 @@ impl Device {
         };
         let answer = control.call(Command::AddDev, wanted.number, (&wanted.to_bytes(), 0), QUICK)?;
         let info = DeviceInfo::from_bytes(&as_info(&answer));
-        let device = Self::of(control, driver, &info, guests);
+        let device = Self::of(control, driver, &info, ring_handle);
         let started = device
             .command(Command::SetParams, (&params.to_bytes(), 0), QUICK)
             .and_then(|()| device.host(&info, export, on_end))
@@ -219,14 +227,14 @@ impl Device {
     }
 
     fn take_over(
-        control: Control,
+        control: ControlDevice,
         info: DeviceInfo,
         export: &Export,
-        guests: &Guests,
+        ring_handle: &RingHandle,
         on_end: impl FnOnce() + Send + Sync + 'static,
     ) -> Result<Self, DeviceError> {
-        let driver = Features::of(&control)?;
-        let mut device = Self::of(control, driver, &info, guests);
+        let driver = DriverFeatures::of(&control)?;
+        let mut device = Self::of(control, driver, &info, ring_handle);
         device.begin_recovery()?;
         device.host(&info, export, on_end)?;
         device.is_recovering = true;
@@ -247,7 +255,8 @@ impl Device {
         }
         // A command that timed out may have been carried out since.
         let info = info_of(&self.control, self.number)?;
-        let is_ours = info.state() == State::Live && u64::try_from(info.process).ok() == Some(own_process());
+        let is_ours =
+            info.state() == ServerState::Live && u64::try_from(info.process).ok() == Some(own_process());
         if !is_ours {
             self.command(Command::EndUserRecovery, (&[], own_process()), WITH_IO)?;
         }
@@ -264,8 +273,10 @@ impl Device {
     fn begin_recovery(&self) -> Result<(), DeviceError> {
         let deadline = Instant::now() + QUIESCE_MAX;
         loop {
-            let waits =
-                matches!(info_of(&self.control, self.number)?.state(), State::Quiesced | State::FailIo);
+            let waits = matches!(
+                info_of(&self.control, self.number)?.state(),
+                ServerState::Quiesced | ServerState::FailIo
+            );
             let Err(error) = self.command(Command::StartUserRecovery, (&[], 0), QUICK) else { return Ok(()) };
             match &error {
                 // A recovery was started and its server ended, or could not complete it: the driver
@@ -293,23 +304,23 @@ impl Device {
         };
         let device = open_when_there(Path::new(&path)).map_err(unusable)?;
         let Some(route) = export.served.clone() else { return Err(unusable(Errno::NXIO)) };
-        let (device, on_end) = (Arc::new(device), OnEnd::new(on_end));
+        let (device, on_end) = (Arc::new(device), DropCallback::new(on_end));
         let queue = |number| {
-            let place = Place {
+            let place = QueueParams {
                 device: Arc::clone(&device),
                 number,
                 depth: info.depth,
                 registers: info.features & F_AUTO_BUF_REG != 0,
                 read_only: export.read_only,
                 route: route.clone(),
-                turn: self.guests.bell(),
+                turn: self.ring_handle.bell(),
                 shared: Arc::clone(&self.shared),
             };
             Queue::new(place, Arc::clone(&on_end)).map_err(unusable)
         };
         let queues = (0..info.queues).map(queue).collect::<Result<Vec<_>, _>>()?;
         // A ring that accepts no more also drops those that it has accepted.
-        queues.into_iter().try_for_each(|queue| self.guests.host(Box::new(queue)))?;
+        queues.into_iter().try_for_each(|queue| self.ring_handle.host(Box::new(queue)))?;
         Ok(())
     }
 
@@ -319,8 +330,12 @@ impl Device {
     }
 
     /// How its data is transferred. Valid once the device is started.
-    pub(crate) fn transfer(&self) -> Transfer {
-        if self.shared.lends.load(Ordering::Acquire) { Transfer::ZeroCopy } else { Transfer::UserCopy }
+    pub(crate) fn transfer(&self) -> DataTransfer {
+        if self.shared.lends.load(Ordering::Acquire) {
+            DataTransfer::ZeroCopy
+        } else {
+            DataTransfer::UserCopy
+        }
     }
 
     /// Resizes the device. Returns false if this kernel cannot do that.
@@ -352,15 +367,15 @@ pub(crate) fn block_device(number: u32) -> PathBuf {
 }
 
 /// Removes a device from the kernel. I/O that waits for it fails.
-pub(crate) fn take_away(control: &Control, number: u32) -> Result<(), DeviceError> {
+pub(crate) fn take_away(control: &ControlDevice, number: u32) -> Result<(), DeviceError> {
     for command in [Command::StopDev, Command::DelDev] {
         control.call(command, number, (&[], 0), WITH_IO)?;
     }
     Ok(())
 }
 
-pub(crate) fn open_control() -> Result<Control, DeviceError> {
-    Ok(Control::open().map_err(|why| ControlError {
+pub(crate) fn open_control() -> Result<ControlDevice, DeviceError> {
+    Ok(ControlDevice::open().map_err(|why| ControlError {
         command: Command::GetFeatures,
         number: u32::MAX,
         why,
@@ -390,7 +405,7 @@ pub(crate) fn listed() -> Vec<u32> {
 }
 
 /// Looks for the device with that identity.
-fn find(control: &Control, identity: u64, former: Option<u32>) -> Result<Found, DeviceError> {
+fn find(control: &ControlDevice, identity: u64, former: Option<u32>) -> Result<ExistingDevice, DeviceError> {
     for number in listed() {
         let info = match info_of(control, number) {
             Ok(info) => info,
@@ -404,16 +419,16 @@ fn find(control: &Control, identity: u64, former: Option<u32>) -> Result<Found, 
             continue;
         }
         return match info.state() {
-            State::Dead => Ok(Found::Remains(number)),
-            State::Quiesced | State::FailIo => Ok(Found::Orphan(info)),
-            State::Live if is_alive(info.process) && u32::try_from(info.process).ok() != former => {
+            ServerState::Dead => Ok(ExistingDevice::Leftover(number)),
+            ServerState::Quiesced | ServerState::FailIo => Ok(ExistingDevice::Orphan(info)),
+            ServerState::Live if is_alive(info.process) && u32::try_from(info.process).ok() != former => {
                 Err(DeviceError::ServedByOther { number, process: info.process })
             }
             // The driver has not noticed the server's death yet.
-            State::Live => Ok(Found::Orphan(info)),
+            ServerState::Live => Ok(ExistingDevice::Orphan(info)),
         };
     }
-    Ok(Found::Nothing)
+    Ok(ExistingDevice::Absent)
 }
 
 /// Whether a process is alive. This process itself counts as dead: it no longer serves the device,
@@ -424,7 +439,7 @@ pub(crate) fn is_alive(process: i32) -> bool {
 
 /// Number of queues of a new device. Only one on a driver with the double-completion fault, since
 /// each further one would widen the window for it.
-fn queues(driver: Features) -> u16 {
+fn queues(driver: DriverFeatures) -> u16 {
     if driver.may_complete_twice() {
         return 1;
     }
@@ -432,7 +447,7 @@ fn queues(driver: Features) -> u16 {
     u16::try_from(processors.min(QUEUES_MAX)).expect("few queues")
 }
 
-pub(crate) fn info_of(control: &Control, number: u32) -> Result<DeviceInfo, ControlError> {
+pub(crate) fn info_of(control: &ControlDevice, number: u32) -> Result<DeviceInfo, ControlError> {
     let answer = control.call(Command::GetDevInfo, number, (&[0; INFO_BYTES], 0), QUICK)?;
     Ok(DeviceInfo::from_bytes(&as_info(&answer)))
 }
@@ -441,11 +456,11 @@ fn as_info(answer: &[u8]) -> [u8; INFO_BYTES] {
     answer.try_into().expect("an answer is as long as what was sent")
 }
 
-fn params_of(export: &Export) -> Result<Params, DeviceError> {
+fn params_of(export: &Export) -> Result<DeviceParams, DeviceError> {
     let block = u64::from(export.block_sectors) * SECTOR_BYTES;
     let block_bytes = u32::try_from(block).ok().filter(|bytes| bytes.is_power_of_two() && *bytes <= 4096);
     let block_bytes = block_bytes.ok_or(DeviceError::Block(block))?;
-    Ok(Params {
+    Ok(DeviceParams {
         read_only: export.read_only,
         block_bytes,
         optimal_io_bytes: block_bytes,

@@ -9,7 +9,7 @@ use thiserror::Error;
 /// Why ublk is not available on this machine.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
-pub enum Unavailable {
+pub enum UblkUnavailable {
     /// The driver is not loaded, or the kernel has none.
     #[error("{CONTROL} does not exist: load the module (modprobe ublk_drv; Linux 6.5 and newer)")]
     NoDriver,
@@ -31,7 +31,7 @@ pub enum Unavailable {
     Other(String),
 }
 
-impl Unavailable {
+impl UblkUnavailable {
     /// What to do about it, or what to use instead, if the user and not the machine lacks
     /// something.
     #[must_use]
@@ -106,7 +106,7 @@ pub enum DeviceError {
     },
     /// The engine's ring takes no queues.
     #[error(transparent)]
-    NoRing(#[from] bcached_uring::ring_client::NoRing),
+    NoRing(#[from] bcached_uring::ring_client::RingClosed),
     /// Another process serves it.
     #[error("the volume's device /dev/ublkb{number} is served by another process ({process})")]
     ServedByOther {

@@ -1,6 +1,6 @@
 //! The driver's features, in words.
 
-use crate::device::Features;
+use crate::device::DriverFeatures;
 
 /// Features (`UBLK_F_..`) that people ask about, whether used here or not.
 const NAMES: [(u64, &str); 8] = [
@@ -14,7 +14,7 @@ const NAMES: [(u64, &str); 8] = [
     (1 << 12, "quiesce"),
 ];
 
-impl Features {
+impl DriverFeatures {
     /// The names of the driver's features, of those named here.
     #[must_use]
     pub fn names(self) -> Vec<&'static str> {

@@ -35,9 +35,9 @@ mod request_descriptors;
 pub mod server;
 pub mod table;
 
-pub use device::Features;
-pub use error::{ControlError, DeviceError, Unavailable};
-pub use orphan::{Orphan, is_volume};
+pub use device::DriverFeatures;
+pub use error::{ControlError, DeviceError, UblkUnavailable};
+pub use orphan::{OrphanDevice, is_volume};
 pub use queue::BYTES_MAX;
-pub use server::{Leaving, Served, UblkServer};
-pub use table::{DeviceState, Transfer};
+pub use server::{Handoff, ServedVolume, UblkServer};
+pub use table::{DataTransfer, DeviceState};

@@ -2,20 +2,20 @@
 //! has handed them over to the next one. I/O on them waits until their volume is served again, or
 //! they are removed.
 
-use crate::abi::State;
-use crate::control::Control;
+use crate::abi::ServerState;
+use crate::control::ControlDevice;
 use crate::device::{MARK, block_device, info_of, is_alive, listed, open_control, take_away};
 use crate::error::{ControlError, DeviceError};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 
 /// A device of ours that is not being served.
-pub struct Orphan {
+pub struct OrphanDevice {
     number: u32,
-    control: Control,
+    control: ControlDevice,
 }
 
-impl Orphan {
+impl OrphanDevice {
     /// Returns all such devices.
     ///
     /// # Errors
@@ -46,7 +46,7 @@ impl Orphan {
             Err(ControlError { why: Errno::NODEV | Errno::INVAL, .. }) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let is_served = info.state() == State::Live && is_alive(info.process);
+        let is_served = info.state() == ServerState::Live && is_alive(info.process);
         let is_orphan = info.identity & 0xffff == MARK && !is_served;
         Ok(is_orphan.then_some(Self { number, control }))
     }

@@ -3,7 +3,7 @@
 //! ring, so that devices access them directly.
 
 use crate::abi::data_offset;
-use bcached_port::{Buffer, Lender, Lent, Slot};
+use bcached_port::{Buffer, BufferSlot, Lender, LentBuffer};
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The memory of the requests of one tag, one after another.
 #[derive(Debug)]
-struct Pages {
+struct RequestPages {
     device: Arc<File>,
     /// Its offset in the character device.
     offset: u64,
-    slot: Slot,
+    slot: BufferSlot,
     /// Whether an access to it has failed.
     has_failed: AtomicBool,
 }
 
-impl Pages {
+impl RequestPages {
     fn note(&self, result: &std::io::Result<()>) -> bool {
         if result.is_err() {
             self.has_failed.store(true, Ordering::Release);
@@ -29,8 +29,8 @@ impl Pages {
     }
 }
 
-impl Lender for Pages {
-    fn slot(&self) -> Slot {
+impl Lender for RequestPages {
+    fn slot(&self) -> BufferSlot {
         self.slot
     }
 
@@ -45,15 +45,15 @@ impl Lender for Pages {
 
 /// The memory of all tags of a queue that the kernel registers automatically.
 #[derive(Default)]
-pub(crate) struct Lenders(Vec<Arc<Pages>>);
+pub(crate) struct QueuePages(Vec<Arc<RequestPages>>);
 
-impl Lenders {
-    /// Makes lenders for `depth` tags, registered from slot `first` on.
-    pub(crate) fn new(device: &Arc<File>, (queue, depth): (u16, u16), first: Slot) -> Self {
+impl QueuePages {
+    /// Makes the pages for `depth` tags, registered from slot `first` on.
+    pub(crate) fn new(device: &Arc<File>, (queue, depth): (u16, u16), first: BufferSlot) -> Self {
         let pages = |tag| {
             let (device, offset) = (Arc::clone(device), data_offset(queue, tag));
-            let slot = Slot { number: first.number + tag, ..first };
-            Arc::new(Pages { device, offset, slot, has_failed: AtomicBool::new(false) })
+            let slot = BufferSlot { number: first.number + tag, ..first };
+            Arc::new(RequestPages { device, offset, slot, has_failed: AtomicBool::new(false) })
         };
         Self((0..depth).map(pages).collect())
     }
@@ -66,7 +66,7 @@ impl Lenders {
     /// Returns the memory of the tag's request, `bytes` long, or `None` if it is not registered.
     pub(crate) fn lend(&self, tag: u16, bytes: usize) -> Option<Buffer> {
         let pages = Arc::clone(self.0.get(usize::from(tag))?);
-        Some(Lent::new(pages, bytes).into())
+        Some(LentBuffer::new(pages, bytes).into())
     }
 
     /// Whether all of the tag's memory has been returned. Until then its request is not answered,
@@ -88,19 +88,25 @@ mod tests {
     #[test]
     fn a_request_is_over_when_nobody_has_its_memory_and_fails_if_its_memory_did() {
         let device = Arc::new(tempfile::tempfile().unwrap());
-        let lenders = Lenders::new(&device, (0, 2), Slot { ring: 7, number: 10 });
-        assert_eq!([lenders.slot(0), lenders.slot(1), lenders.slot(2)], [Some(10), Some(11), None]);
-        let mut buffer = lenders.lend(1, 8192).expect("it is registered");
+        let queue_pages = QueuePages::new(&device, (0, 2), BufferSlot { ring: 7, number: 10 });
+        assert_eq!(
+            [queue_pages.slot(0), queue_pages.slot(1), queue_pages.slot(2)],
+            [Some(10), Some(11), None]
+        );
+        let mut buffer = queue_pages.lend(1, 8192).expect("it is registered");
         let first = buffer.split_to(4096);
-        assert_eq!(buffer.lent().expect("lent").place(), (Slot { ring: 7, number: 11 }, 4096));
+        assert_eq!(buffer.lent().expect("lent").place(), (BufferSlot { ring: 7, number: 11 }, 4096));
         drop(buffer);
-        assert!(lenders.is_back(0) && !lenders.is_back(1));
+        assert!(queue_pages.is_back(0) && !queue_pages.is_back(1));
         let payload = first.freeze();
         // The file is empty, so reading these bytes fails.
         assert!(payload.stable().is_err());
         drop(payload);
         assert!(
-            lenders.is_back(1) && lenders.has_failed(1) && !lenders.has_failed(1) && !lenders.has_failed(0)
+            queue_pages.is_back(1)
+                && queue_pages.has_failed(1)
+                && !queue_pages.has_failed(1)
+                && !queue_pages.has_failed(0)
         );
     }
 }

@@ -1,4 +1,4 @@
-//! One queue of a device: a guest of an engine's ring, and a client of the volume's engine.
+//! One queue of a device: a client of an engine's ring, and a client of the volume's engine.
 //!
 //! ```text
 //!            kernel                       queue                         engine
@@ -20,13 +20,14 @@
 //! character device copy them. A request whose pages are lent is answered once the engine has
 //! returned all of them.
 
-use crate::abi::{Description, Wanted, data_offset};
-use crate::pages::Lenders;
-use crate::request_descriptors::Descriptors;
+use crate::abi::{IoDescriptor, IoOperation, data_offset};
+use crate::pages::QueuePages;
+use crate::request_descriptors::RequestDescriptors;
 use bcached_port::{
-    Bell, ErrorKind, Operation, Payload, Replies, Reply, Requests, Route, SECTOR_BYTES, Slot, Stock,
+    Bell, BufferPool, BufferSlot, ErrorKind, Operation, Payload, Reply, ReplyReceiver, RequestSender, Route,
+    SECTOR_BYTES,
 };
-use bcached_uring::{Command, Guest, UblkCommand};
+use bcached_uring::{Command, RingClient, UblkCommand};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -45,7 +46,7 @@ pub const BYTES_MAX: usize = 8 << 20;
 const STOCK_BYTES: usize = 2 << 20;
 
 /// The state shared by the queues and the thread of their device.
-pub(crate) struct Shared {
+pub(crate) struct DeviceShared {
     /// The device is being removed permanently: requests that the engine does not finish fail.
     pub is_going: AtomicBool,
     /// The memory of requests is lent to the engine.
@@ -54,13 +55,13 @@ pub(crate) struct Shared {
     /// this one.
     pub is_abroad: AtomicBool,
     /// The ring must not end while a request is in flight: see
-    /// [`Features::may_complete_twice`](crate::Features::may_complete_twice).
+    /// [`DriverFeatures::may_complete_twice`](crate::DriverFeatures::may_complete_twice).
     pub ends_at_rest: bool,
     /// For each queue: a reply has arrived since its last turn, or there is room again.
     rung: Box<[AtomicBool]>,
 }
 
-impl Shared {
+impl DeviceShared {
     /// For so many queues.
     pub(crate) fn of(queues: u16, ends_at_rest: bool) -> Self {
         let rung = (0..queues).map(|_| AtomicBool::new(false)).collect();
@@ -89,16 +90,16 @@ impl Shared {
 }
 
 /// Runs its closure when it is dropped, that is, with the last queue that shares it.
-pub(crate) struct OnEnd(Option<Box<dyn FnOnce() + Send + Sync>>);
+pub(crate) struct DropCallback(Option<Box<dyn FnOnce() + Send + Sync>>);
 
-impl OnEnd {
+impl DropCallback {
     /// The closure runs on the ring's thread, so it must not wait.
     pub(crate) fn new(call: impl FnOnce() + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self(Some(Box::new(call))))
     }
 }
 
-impl Drop for OnEnd {
+impl Drop for DropCallback {
     fn drop(&mut self) {
         if let Some(call) = self.0.take() {
             call();
@@ -111,10 +112,10 @@ pub(crate) struct Queue {
     number: u16,
     depth: u16,
     device: Arc<File>,
-    descriptors: Descriptors,
+    descriptors: RequestDescriptors,
     route: Route,
-    requests: Requests<Asked>,
-    replies: Replies<Asked>,
+    requests: RequestSender<PendingRequest>,
+    replies: ReplyReceiver<PendingRequest>,
     /// Tags to be passed to the kernel, with the results of their requests, or none for a tag that
     /// only fetches.
     to_push: VecDeque<(u16, Option<i32>)>,
@@ -123,9 +124,9 @@ pub(crate) struct Queue {
     /// Bytes of data that are in memory.
     held: usize,
     /// Buffers of completed requests, kept for reuse.
-    stock: Stock,
+    stock: BufferPool,
     /// Requests for which the port had no room.
-    waiting: VecDeque<(Asked, Operation)>,
+    waiting: VecDeque<(PendingRequest, Operation)>,
     /// Tags whose requests the engine has given up.
     given_up: Vec<u16>,
     /// Whether the device was created with memory registration.
@@ -133,20 +134,20 @@ pub(crate) struct Queue {
     /// Changes are refused, whatever the kernel lets through.
     read_only: bool,
     /// The memory that the kernel registers; for no tags if there was no room for registration.
-    lenders: Lenders,
+    queue_pages: QueuePages,
     /// Tags whose requests have ended with this result, but whose memory is not completely
     /// returned.
     lingering: Vec<(u16, i32)>,
     in_kernel: usize,
     /// The kernel has told a tag that the device is being removed.
     is_aborted: bool,
-    shared: Arc<Shared>,
+    shared: Arc<DeviceShared>,
     /// Dropped with the last queue.
-    _on_end: Arc<OnEnd>,
+    _on_end: Arc<DropCallback>,
 }
 
 /// A request that the engine has.
-struct Asked {
+struct PendingRequest {
     tag: u16,
     /// The result for the kernel on success: bytes, or 0.
     bytes: i32,
@@ -158,7 +159,7 @@ struct Asked {
 }
 
 /// The location of a queue and the volume it serves.
-pub(crate) struct Place {
+pub(crate) struct QueueParams {
     pub device: Arc<File>,
     pub number: u16,
     pub depth: u16,
@@ -169,14 +170,14 @@ pub(crate) struct Place {
     pub route: Route,
     /// Gives the queue a turn.
     pub turn: bcached_uring::Bell,
-    pub shared: Arc<Shared>,
+    pub shared: Arc<DeviceShared>,
 }
 
 impl Queue {
     /// `on_end` is dropped when the ring has finished with the queue, or dies.
-    pub(crate) fn new(place: Place, on_end: Arc<OnEnd>) -> Result<Self, Errno> {
-        let Place { device, number, depth, registers, read_only, route, turn, shared } = place;
-        let descriptors = Descriptors::map(&device, number, depth)?;
+    pub(crate) fn new(place: QueueParams, on_end: Arc<DropCallback>) -> Result<Self, Errno> {
+        let QueueParams { device, number, depth, registers, read_only, route, turn, shared } = place;
+        let descriptors = RequestDescriptors::map(&device, number, depth)?;
         let rings = Arc::clone(&shared);
         let bell: Bell = Arc::new(move || {
             if !rings.rung_of(number).swap(true, Ordering::AcqRel) {
@@ -195,12 +196,12 @@ impl Queue {
             to_push: (0..depth).map(|tag| (tag, None)).collect(),
             unread: VecDeque::with_capacity(usize::from(depth)),
             held: 0,
-            stock: Stock::new(shared.part(STOCK_BYTES)),
+            stock: BufferPool::new(shared.part(STOCK_BYTES)),
             waiting: VecDeque::with_capacity(usize::from(depth)),
             given_up: Vec::new(),
             registers,
             read_only,
-            lenders: Lenders::default(),
+            queue_pages: QueuePages::default(),
             lingering: Vec::new(),
             in_kernel: 0,
             is_aborted: false,
@@ -229,7 +230,7 @@ impl Queue {
     }
 
     /// Turns the request into an operation and submits it, or answers it with an error.
-    fn begin_read(&mut self, tag: u16, described: Description, held: usize) {
+    fn begin_read(&mut self, tag: u16, described: IoDescriptor, held: usize) {
         match self.operation(tag, described, held) {
             Ok(operation) => {
                 let bytes = i32::try_from(held).unwrap_or(i32::MAX);
@@ -239,26 +240,26 @@ impl Queue {
                     _ => None,
                 };
                 self.held += held;
-                self.ask(Asked { tag, bytes, held, is_read, written }, operation);
+                self.ask(PendingRequest { tag, bytes, held, is_read, written }, operation);
             }
             Err(errno) => self.commit(tag, -errno.raw_os_error()),
         }
     }
 
-    fn operation(&mut self, tag: u16, described: Description, bytes: usize) -> Result<Operation, Errno> {
-        let Description { wanted, fua, keeps_space, sector, sectors, .. } = described;
+    fn operation(&mut self, tag: u16, described: IoDescriptor, bytes: usize) -> Result<Operation, Errno> {
+        let IoDescriptor { wanted, fua, keeps_space, sector, sectors, .. } = described;
         if self.read_only && wanted.changes() {
             return Err(Errno::ROFS);
         }
         let sectors = u64::from(sectors);
         let is_abroad = self.shared.is_abroad.load(Ordering::Acquire);
         let is_lent = !described.is_unregistered && bytes > 0 && !is_abroad;
-        let lent = if is_lent { self.lenders.lend(tag, bytes) } else { None };
+        let lent = if is_lent { self.queue_pages.lend(tag, bytes) } else { None };
         Ok(match (wanted, lent) {
-            (Wanted::Read, Some(buffer)) => Operation::Read { sector, buffer },
-            (Wanted::Read, None) => Operation::Read { sector, buffer: self.stock.take(bytes) },
-            (Wanted::Write, Some(buffer)) => Operation::Write { sector, payload: buffer.freeze(), fua },
-            (Wanted::Write, None) => {
+            (IoOperation::Read, Some(buffer)) => Operation::Read { sector, buffer },
+            (IoOperation::Read, None) => Operation::Read { sector, buffer: self.stock.take(bytes) },
+            (IoOperation::Write, Some(buffer)) => Operation::Write { sector, payload: buffer.freeze(), fua },
+            (IoOperation::Write, None) => {
                 let mut buffer = self.stock.take(bytes);
                 // Copies from the request's pages.
                 self.device
@@ -266,12 +267,12 @@ impl Queue {
                     .map_err(|e| errno_of(&e))?;
                 Operation::Write { sector, payload: buffer.freeze(), fua }
             }
-            (Wanted::Flush, _) => Operation::Flush,
-            (Wanted::Discard, _) => Operation::Discard { sector, sectors, fua },
-            (Wanted::WriteZeroes, _) => {
+            (IoOperation::Flush, _) => Operation::Flush,
+            (IoOperation::Discard, _) => Operation::Discard { sector, sectors, fua },
+            (IoOperation::WriteZeroes, _) => {
                 Operation::WriteZeroes { sector, sectors, fua, may_discard: !keeps_space }
             }
-            (Wanted::Other(_), _) => return Err(Errno::OPNOTSUPP),
+            (IoOperation::Other(_), _) => return Err(Errno::OPNOTSUPP),
         })
     }
 
@@ -281,7 +282,7 @@ impl Queue {
     }
 
     /// Submits a request, after those that wait for room.
-    fn ask(&mut self, asked: Asked, operation: Operation) {
+    fn ask(&mut self, asked: PendingRequest, operation: Operation) {
         let is_next = self.waiting.is_empty();
         self.waiting.push_back((asked, operation));
         if is_next {
@@ -299,8 +300,8 @@ impl Queue {
     }
 
     /// Passes the engine's reply to the kernel.
-    fn answer(&mut self, asked: Asked, reply: Reply) {
-        let Asked { tag, bytes, held, is_read, written } = asked;
+    fn answer(&mut self, asked: PendingRequest, reply: Reply) {
+        let PendingRequest { tag, bytes, held, is_read, written } = asked;
         self.held -= held;
         let result = match (reply.result, &reply.buffer) {
             (Ok(()), Some(buffer)) if is_read && buffer.lent().is_none() => {
@@ -323,10 +324,10 @@ impl Queue {
 
     /// Answers a request once all its memory is returned, which is usually immediately.
     fn end(&mut self, tag: u16, result: i32) {
-        if !self.lenders.is_back(tag) {
+        if !self.queue_pages.is_back(tag) {
             return self.lingering.push((tag, result));
         }
-        let has_failed = self.lenders.has_failed(tag) && result >= 0;
+        let has_failed = self.queue_pages.has_failed(tag) && result >= 0;
         self.commit(tag, if has_failed { -Errno::IO.raw_os_error() } else { result });
     }
 
@@ -344,8 +345,8 @@ impl Queue {
 }
 
 /// Bytes of data that a request has in memory.
-fn data_of(described: Description) -> usize {
-    let has_data = matches!(described.wanted, Wanted::Read | Wanted::Write);
+fn data_of(described: IoDescriptor) -> usize {
+    let has_data = matches!(described.wanted, IoOperation::Read | IoOperation::Write);
     let bytes = if has_data { u64::from(described.sectors) * SECTOR_BYTES } else { 0 };
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
@@ -360,7 +361,7 @@ fn errno_of(error: &io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-impl Guest for Queue {
+impl RingClient for Queue {
     fn device(&self) -> Arc<dyn AsFd + Send + Sync> {
         self.device.clone()
     }
@@ -369,8 +370,8 @@ impl Guest for Queue {
         if self.registers { self.depth } else { 0 }
     }
 
-    fn slots_from(&mut self, first: Slot) {
-        self.lenders = Lenders::new(&self.device, (self.number, self.depth), first);
+    fn slots_from(&mut self, first: BufferSlot) {
+        self.queue_pages = QueuePages::new(&self.device, (self.number, self.depth), first);
         self.shared.lends.store(true, Ordering::Release);
     }
 
@@ -392,7 +393,7 @@ impl Guest for Queue {
             }
         }
         while let Some((tag, result)) = self.to_push.front().copied() {
-            let command = UblkCommand { queue: self.number, tag, result, slot: self.lenders.slot(tag) };
+            let command = UblkCommand { queue: self.number, tag, result, slot: self.queue_pages.slot(tag) };
             if !push(Command::Ublk(command)) {
                 break;
             }

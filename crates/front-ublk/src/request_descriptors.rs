@@ -2,7 +2,7 @@
 //! read-only.
 #![allow(unsafe_code, reason = "the driver's descriptions are shared memory")]
 
-use crate::abi::{DESCRIPTION_BYTES, Description, QUEUE_STRIDE};
+use crate::abi::{DESCRIPTION_BYTES, IoDescriptor, QUEUE_STRIDE};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::os::fd::AsFd;
@@ -10,16 +10,16 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The descriptions of one queue.
-pub(crate) struct Descriptors {
+pub(crate) struct RequestDescriptors {
     start: NonNull<u8>,
     bytes: usize,
     depth: u16,
 }
 
 // SAFETY: only the driver writes this memory, and it is read with atomic loads.
-unsafe impl Send for Descriptors {}
+unsafe impl Send for RequestDescriptors {}
 
-impl Descriptors {
+impl RequestDescriptors {
     /// Maps those of `queue`, whose depth is `depth`.
     pub(crate) fn map(device: impl AsFd, queue: u16, depth: u16) -> Result<Self, Errno> {
         let page = rustix::param::page_size();
@@ -43,7 +43,7 @@ impl Descriptors {
     /// Reads the description of the request of `tag`. It is valid only between the completion of
     /// the command that delivered the request and the next command of the tag. At any other time
     /// its content is arbitrary.
-    pub(crate) fn read(&self, tag: u16) -> Description {
+    pub(crate) fn read(&self, tag: u16) -> IoDescriptor {
         assert!(tag < self.depth, "a queue has no such tag");
         // SAFETY: `tag` is within the mapping, which starts at a page boundary and lives as long as
         // `self`. A description is aligned to 8 bytes, and loads of the sizes of its fields are
@@ -56,11 +56,11 @@ impl Descriptors {
                 AtomicU64::from_ptr(description.add(8).cast()).load(Ordering::Relaxed),
             )
         };
-        Description::new(flags, sectors, sector)
+        IoDescriptor::new(flags, sectors, sector)
     }
 }
 
-impl Drop for Descriptors {
+impl Drop for RequestDescriptors {
     fn drop(&mut self) {
         // SAFETY: this is the mapping made by `map`, and nothing refers to it any more.
         let _unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };

@@ -2,9 +2,11 @@
 
 use crate::device::Device;
 use crate::error::DeviceError;
-use crate::table::{Answer, Changed, DeviceState, News, Seat, StillThere, Table};
+use crate::table::{
+    AfterStateChange, BeforeStateChange, DeviceHandle, DeviceState, DeviceTable, RemovalTimeout, ResultSender,
+};
 use bcached_port::Export;
-use bcached_uring::Guests;
+use bcached_uring::RingHandle;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -14,28 +16,28 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// A volume that is to have a device.
 #[derive(Clone)]
-pub struct Served {
+pub struct ServedVolume {
     /// The volume.
     pub export: Arc<Export>,
     /// The ring of the engine that serves it.
-    pub guests: Guests,
+    pub ring_handle: RingHandle,
     /// The `N` of `/dev/ublkbN`; `None` means any.
     pub number: Option<u32>,
 }
 
 /// The devices of one daemon. Dropping it leaves them to the next server.
 pub struct UblkServer {
-    devices: Table<Message>,
+    devices: DeviceTable<Message>,
     /// The process that hands over its devices to this one, while it is alive.
     former: Option<u32>,
 }
 
 enum Message {
-    Serve(Served),
+    Serve(ServedVolume),
     /// The ring has finished with the queues of that number.
     Ended(u64),
     /// Remove the device, and send the result.
-    Remove(Answer<DeviceError>),
+    Remove(ResultSender<DeviceError>),
     /// Leave the device to the next server: it is released unchanged once the ring has finished
     /// with its queue. The sender is dropped then.
     Leave(Sender<()>),
@@ -45,8 +47,8 @@ impl UblkServer {
     /// Creates a server without devices. Devices of the process `former` are taken over while that
     /// process is alive: it has released them, or is about to.
     #[must_use]
-    pub fn new(news: News, changed: Changed, former: Option<u32>) -> Self {
-        Self { devices: Table::new(news, changed), former }
+    pub fn new(news: BeforeStateChange, changed: AfterStateChange, former: Option<u32>) -> Self {
+        Self { devices: DeviceTable::new(news, changed), former }
     }
 
     /// Gives a volume its device, or tells its existing device the volume's current engine and
@@ -54,10 +56,10 @@ impl UblkServer {
     ///
     /// # Errors
     /// The system cannot create a thread.
-    pub fn serve(&self, served: Served) -> std::io::Result<()> {
+    pub fn serve(&self, served: ServedVolume) -> std::io::Result<()> {
         let (former, export) = (self.former, Arc::clone(&served.export));
-        let life = move |seat, served, messages: &_| Life::new(seat, served, former).run(messages);
-        self.devices.serve(("ublk", &export), served, Message::Serve, life)
+        let run = move |handle, served, messages: &_| DeviceThread::new(handle, served, former).run(messages);
+        self.devices.serve(("ublk", &export), served, Message::Serve, run)
     }
 
     /// Returns the state of a volume's device, or `None` if the volume was never to have one.
@@ -68,8 +70,8 @@ impl UblkServer {
 
     /// Leaves all devices to the next server, with their pending requests. The result is to be
     /// waited for after the engines that serve them have ended.
-    pub fn leave(&self) -> Leaving {
-        Leaving(self.devices.leave(|| {
+    pub fn leave(&self) -> Handoff {
+        Handoff(self.devices.leave(|| {
             let (answer, answered) = channel();
             (Message::Leave(answer), answered)
         }))
@@ -80,16 +82,16 @@ impl UblkServer {
     ///
     /// # Errors
     /// The devices that still exist, and why. They are removed when that becomes possible.
-    pub fn remove(&self, names: &[String], limit: Duration) -> Result<(), StillThere> {
+    pub fn remove(&self, names: &[String], limit: Duration) -> Result<(), RemovalTimeout> {
         self.devices.remove(names, limit, Message::Remove, "the kernel has not released it")
     }
 }
 
 /// Devices that are being released.
 #[must_use = "the next server can take them up only then"]
-pub struct Leaving(Vec<Receiver<()>>);
+pub struct Handoff(Vec<Receiver<()>>);
 
-impl Leaving {
+impl Handoff {
     /// Waits until all of them are released. Returns false if that takes longer than `limit`.
     #[must_use]
     pub fn wait(self, limit: Duration) -> bool {
@@ -100,9 +102,9 @@ impl Leaving {
 }
 
 /// The state of a device's thread.
-struct Life {
-    seat: Seat<Message>,
-    served: Served,
+struct DeviceThread {
+    handle: DeviceHandle<Message>,
+    served: ServedVolume,
     device: Option<Device>,
     /// Counts the sets of queues so far, so that the end of older ones is ignored.
     number: u64,
@@ -112,9 +114,9 @@ struct Life {
     leaves: Option<Sender<()>>,
 }
 
-impl Life {
-    const fn new(seat: Seat<Message>, served: Served, former: Option<u32>) -> Self {
-        Self { seat, served, device: None, number: 0, former, leaves: None }
+impl DeviceThread {
+    const fn new(handle: DeviceHandle<Message>, served: ServedVolume, former: Option<u32>) -> Self {
+        Self { handle, served, device: None, number: 0, former, leaves: None }
     }
 
     fn run(mut self, messages: &Receiver<Message>) {
@@ -134,7 +136,7 @@ impl Life {
                     if self.leaves.is_some() {
                         return;
                     }
-                    self.seat.becomes(DeviceState::Coming);
+                    self.handle.becomes(DeviceState::Creating);
                     self.bring();
                 }
                 Ok(Message::Ended(_)) => {}
@@ -154,10 +156,10 @@ impl Life {
         }
     }
 
-    fn serve(&mut self, served: Served) {
+    fn serve(&mut self, served: ServedVolume) {
         let before = std::mem::replace(&mut self.served, served);
         let sectors = self.served.export.sectors;
-        self.device.iter().for_each(|device| device.is_served_by(&self.served.guests));
+        self.device.iter().for_each(|device| device.is_served_by(&self.served.ring_handle));
         match &self.device {
             _ if !self.is_here() => self.bring(),
             Some(device) if before.export.sectors != sectors => self.resize(device, sectors),
@@ -168,7 +170,7 @@ impl Life {
     /// Continues to bring the device until it can be used.
     fn bring(&mut self) {
         let state = self.try_bring().unwrap_or_else(|error| DeviceState::Missing(error.to_string()));
-        self.seat.becomes(state);
+        self.handle.becomes(state);
     }
 
     /// Whether the device can be used.
@@ -185,15 +187,15 @@ impl Life {
             }
         };
         device.settle(&self.served.export)?;
-        Ok(DeviceState::Here { path: device.path(), transfer: Some(device.transfer()) })
+        Ok(DeviceState::Ready { path: device.path(), transfer: Some(device.transfer()) })
     }
 
     fn begin(&mut self) -> Result<Device, DeviceError> {
         self.number += 1;
-        let (tell, number) = (self.seat.tell.clone(), self.number);
+        let (tell, number) = (self.handle.tell.clone(), self.number);
         let on_end = move || drop(tell.send(Message::Ended(number)));
-        let Served { export, guests, number } = &self.served;
-        Device::bring(export, guests, (*number, self.former), on_end)
+        let ServedVolume { export, ring_handle, number } = &self.served;
+        Device::bring(export, ring_handle, (*number, self.former), on_end)
     }
 
     fn resize(&self, device: &Device, sectors: u64) {
@@ -203,10 +205,10 @@ impl Life {
                 event = "ublk-not-resized",
                 "{}: this kernel cannot resize {} while it exists; `bcached stop` and `bcached \
                  add` create it again with the new size",
-                self.seat.name,
+                self.handle.name,
                 device.path().display()
             ),
-            Err(error) => tracing::error!(event = "ublk-not-resized", "{}: {error}", self.seat.name),
+            Err(error) => tracing::error!(event = "ublk-not-resized", "{}: {error}", self.handle.name),
         }
     }
 }

@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DeviceState {
     /// It is being created, or taken over.
-    Coming,
+    Creating,
     /// It can be used.
-    Here {
+    Ready {
         /// The device's path.
         path: PathBuf,
         /// For a ublk device: how data is transferred.
-        transfer: Option<Transfer>,
+        transfer: Option<DataTransfer>,
     },
     /// There is none, for this reason; it is being retried.
     Missing(String),
@@ -31,31 +31,31 @@ impl DeviceState {
     #[must_use]
     pub fn path(self) -> Option<PathBuf> {
         match self {
-            Self::Here { path, .. } => Some(path),
-            Self::Coming | Self::Missing(_) => None,
+            Self::Ready { path, .. } => Some(path),
+            Self::Creating | Self::Missing(_) => None,
         }
     }
 
     /// For a ublk device that can be used: how its data is transferred.
     #[must_use]
-    pub const fn transfer(&self) -> Option<Transfer> {
+    pub const fn transfer(&self) -> Option<DataTransfer> {
         match self {
-            Self::Here { transfer, .. } => *transfer,
-            Self::Coming | Self::Missing(_) => None,
+            Self::Ready { transfer, .. } => *transfer,
+            Self::Creating | Self::Missing(_) => None,
         }
     }
 }
 
 /// How the data of a ublk device's requests is transferred.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Transfer {
+pub enum DataTransfer {
     /// The engine's devices access the memory of the submitting process directly.
     ZeroCopy,
     /// The data is copied from and to that memory.
     UserCopy,
 }
 
-impl Transfer {
+impl DataTransfer {
     /// Its name in the output of `status`.
     #[must_use]
     pub const fn word(self) -> &'static str {
@@ -68,44 +68,44 @@ impl Transfer {
 
 /// Called on a device's thread just before its state changes: what it does is done when others see
 /// the new state. It must not wait.
-pub type News = Arc<dyn Fn(&str, &DeviceState) + Send + Sync>;
+pub type BeforeStateChange = Arc<dyn Fn(&str, &DeviceState) + Send + Sync>;
 
 /// Called on the same thread just after the change.
-pub type Changed = Arc<dyn Fn() + Send + Sync>;
+pub type AfterStateChange = Arc<dyn Fn() + Send + Sync>;
 
 /// Devices that could not be removed in time.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{}", names.join(", "))]
-pub struct StillThere {
+pub struct RemovalTimeout {
     /// The names of their volumes, each with the reason.
     pub names: Vec<String>,
 }
 
 /// For a thread to send a result.
-pub type Answer<E> = Sender<Result<(), E>>;
+pub type ResultSender<E> = Sender<Result<(), E>>;
 
 /// The devices by volume. Dropping it closes its channels to the threads: those that wait for
 /// nothing else end.
-pub struct Table<Message> {
-    devices: Mutex<BTreeMap<String, Entry<Message>>>,
-    news: News,
-    changed: Changed,
+pub struct DeviceTable<Message> {
+    devices: Mutex<BTreeMap<String, DeviceEntry<Message>>>,
+    news: BeforeStateChange,
+    changed: AfterStateChange,
 }
 
-struct Entry<Message> {
+struct DeviceEntry<Message> {
     tell: Sender<Message>,
     state: Arc<Mutex<DeviceState>>,
 }
 
 /// What a device's thread shares with the table.
-pub struct Seat<Message> {
+pub struct DeviceHandle<Message> {
     /// The name of its volume.
     pub name: String,
     /// Sends messages to the thread.
     pub tell: Sender<Message>,
     state: Arc<Mutex<DeviceState>>,
-    news: News,
-    changed: Changed,
+    news: BeforeStateChange,
+    changed: AfterStateChange,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -113,24 +113,24 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<Message: Send + 'static> Table<Message> {
+impl<Message: Send + 'static> DeviceTable<Message> {
     /// Creates an empty table.
     #[must_use]
-    pub const fn new(news: News, changed: Changed) -> Self {
+    pub const fn new(news: BeforeStateChange, changed: AfterStateChange) -> Self {
         Self { devices: Mutex::new(BTreeMap::new()), news, changed }
     }
 
     /// Tells the thread of the volume's device how it is `served` now. If there is none, starts
-    /// one, named after its `kind`, which runs `life`.
+    /// one, named after its `kind`, which runs `run`.
     ///
     /// # Errors
     /// The system cannot create a thread.
-    pub fn serve<Served: Send + 'static>(
+    pub fn serve<Volume: Send + 'static>(
         &self,
         (kind, export): (&str, &Export),
-        served: Served,
-        message: impl FnOnce(Served) -> Message,
-        life: impl FnOnce(Seat<Message>, Served, &Receiver<Message>) + Send + 'static,
+        served: Volume,
+        message: impl FnOnce(Volume) -> Message,
+        run: impl FnOnce(DeviceHandle<Message>, Volume, &Receiver<Message>) + Send + 'static,
     ) -> std::io::Result<()> {
         let mut devices = lock(&self.devices);
         let name = export.name.clone();
@@ -139,8 +139,8 @@ impl<Message: Send + 'static> Table<Message> {
             return Ok(());
         }
         let (tell, messages) = channel();
-        let state = Arc::new(Mutex::new(DeviceState::Coming));
-        let seat = Seat {
+        let state = Arc::new(Mutex::new(DeviceState::Creating));
+        let handle = DeviceHandle {
             name: name.clone(),
             tell: tell.clone(),
             state: Arc::clone(&state),
@@ -148,8 +148,8 @@ impl<Message: Send + 'static> Table<Message> {
             changed: Arc::clone(&self.changed),
         };
         let builder = thread::Builder::new().name(format!("{kind} {name}"));
-        builder.spawn(move || life(seat, served, &messages))?;
-        devices.insert(name, Entry { tell, state });
+        builder.spawn(move || run(handle, served, &messages))?;
+        devices.insert(name, DeviceEntry { tell, state });
         Ok(())
     }
 
@@ -187,9 +187,9 @@ impl<Message: Send + 'static> Table<Message> {
         &self,
         names: &[String],
         limit: Duration,
-        message: impl Fn(Answer<E>) -> Message,
+        message: impl Fn(ResultSender<E>) -> Message,
         late: &str,
-    ) -> Result<(), StillThere> {
+    ) -> Result<(), RemovalTimeout> {
         let deadline = Instant::now() + limit;
         let entries = {
             let mut devices = lock(&self.devices);
@@ -209,11 +209,11 @@ impl<Message: Send + 'static> Table<Message> {
                 Err(RecvTimeoutError::Timeout) => still.push(format!("{name}: {late}")),
             }
         }
-        if still.is_empty() { Ok(()) } else { Err(StillThere { names: still }) }
+        if still.is_empty() { Ok(()) } else { Err(RemovalTimeout { names: still }) }
     }
 }
 
-impl<Message> Seat<Message> {
+impl<Message> DeviceHandle<Message> {
     /// Sets the state of the device. If it has changed, the observers are notified.
     pub fn becomes(&self, state: DeviceState) {
         if *lock(&self.state) != state {

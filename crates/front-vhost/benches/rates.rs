@@ -11,13 +11,13 @@ mod support;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
-use support::guest::{Ask, Guest, IN, OK, OUT, Queue};
+use support::guest::{GuestQueue, GuestRequest, IN, OK, OUT, TestGuest};
 use support::serve;
-use support::vmm::{EVENT_IDX, USUAL, Vmm};
+use support::vmm::{EVENT_IDX, TestVmm, USUAL};
 
 /// Keeps `depth` requests in flight at random places in the first `sectors`. Returns requests per
 /// second and their number.
-fn rate(queue: &mut Queue, kind: u32, depth: usize, (sectors, time): (u64, Duration)) -> (u128, u64) {
+fn rate(queue: &mut GuestQueue, kind: u32, depth: usize, (sectors, time): (u64, Duration)) -> (u128, u64) {
     let content = vec![7; 4096];
     let (out, into) = if kind == OUT { (content.as_slice(), 0) } else { (&[][..], 4096) };
     let (mut place, mut under_way, mut done) = (1_u64, 0, 0_u64);
@@ -26,7 +26,7 @@ fn rate(queue: &mut Queue, kind: u32, depth: usize, (sectors, time): (u64, Durat
         let since = queue.available;
         while under_way < depth && start.elapsed() < time {
             place = place.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            queue.submit(&Ask { kind, sector: (place >> 32) % (sectors / 8) * 8, out, into });
+            queue.submit(&GuestRequest { kind, sector: (place >> 32) % (sectors / 8) * 8, out, into });
             under_way += 1;
         }
         queue.kick(since);
@@ -47,8 +47,8 @@ fn main() {
         ["--socket", socket, kind, depth, seconds, queues] => {
             let kind = if *kind == "write" { OUT } else { IN };
             let time = Duration::from_secs(seconds.parse().expect("seconds"));
-            let mut guest = Guest::new(queues.parse().expect("queues"));
-            let mut vmm = Vmm::connect(Path::new(socket));
+            let mut guest = TestGuest::new(queues.parse().expect("queues"));
+            let mut vmm = TestVmm::connect(Path::new(socket));
             let sectors = vmm.capacity();
             vmm.run(&mut guest, USUAL | EVENT_IDX);
             let depth = depth.parse().expect("a depth");
@@ -66,8 +66,8 @@ fn main() {
 
 fn by_the_front_end_alone() {
     let served = serve();
-    let mut guest = Guest::new(1);
-    let mut vmm = Vmm::connect(&served.socket("tank"));
+    let mut guest = TestGuest::new(1);
+    let mut vmm = TestVmm::connect(&served.socket("tank"));
     vmm.run(&mut guest, USUAL | EVENT_IDX);
     for (what, kind) in [("reads", IN), ("writes", OUT)] {
         for depth in [1, 32] {

@@ -23,7 +23,7 @@ const HEADER_BYTES: usize = 16;
 
 /// What is wrong with a chain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Malformed {
+pub(crate) enum ChainError {
     /// A descriptor or its table is missing, or the table is invalid.
     Table,
     /// It has no end, or is too long.
@@ -61,43 +61,45 @@ pub(crate) enum Command {
 
 /// The result of parsing a chain.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Parsed {
+pub(crate) enum ParsedChain {
     /// A request, and the address of its status.
     Run { command: Command, status: GuestAddress },
     /// A request that is answered with this status.
-    Refuse { answer: u8, status: GuestAddress, why: Option<Malformed> },
+    Refuse { answer: u8, status: GuestAddress, why: Option<ChainError> },
     /// The chain has no place for an answer.
-    Silence(Malformed),
+    Unanswerable(ChainError),
 }
 
 /// A descriptor table.
 #[derive(Clone, Copy)]
-pub(crate) struct Table {
+pub(crate) struct DescriptorTable {
     pub(crate) at: GuestAddress,
     pub(crate) descriptors: u32,
 }
 
 /// Reads the chain that starts at `head`.
-pub(crate) fn parse(memory: &GuestMemory, table: Table, head: u16) -> Parsed {
+pub(crate) fn parse(memory: &GuestMemory, table: DescriptorTable, head: u16) -> ParsedChain {
     let (mut readable, mut writable, fault) = match walk(memory, table, head) {
         Ok(found) => found,
-        Err(why) => return Parsed::Silence(why),
+        Err(why) => return ParsedChain::Unanswerable(why),
     };
-    let Some(status) = writable.take_last_byte() else { return Parsed::Silence(Malformed::NoStatus) };
+    let Some(status) = writable.take_last_byte() else {
+        return ParsedChain::Unanswerable(ChainError::NoStatus);
+    };
     let mut cell = Segments::default();
     cell.push(status, 1);
     if !cell.are_in(memory) {
-        return Parsed::Silence(Malformed::NoStatus);
+        return ParsedChain::Unanswerable(ChainError::NoStatus);
     }
-    let refuse = |why| Parsed::Refuse { answer: IOERR, status, why: Some(why) };
+    let refuse = |why| ParsedChain::Refuse { answer: IOERR, status, why: Some(why) };
     if let Some(why) = fault {
         return refuse(why);
     }
     if !readable.are_in(memory) || !writable.are_in(memory) {
-        return refuse(Malformed::Unmapped);
+        return refuse(ChainError::Unmapped);
     }
     let Some(header) = readable.take_front::<HEADER_BYTES>(memory) else {
-        return refuse(Malformed::NoHeader);
+        return refuse(ChainError::NoHeader);
     };
     let sector = le64(&header, 8);
     let command = match le32(&header, 0) {
@@ -105,19 +107,19 @@ pub(crate) fn parse(memory: &GuestMemory, table: Table, head: u16) -> Parsed {
         blk::VIRTIO_BLK_T_OUT => data(writable, readable).map(|from| Command::Write { sector, from }),
         blk::VIRTIO_BLK_T_FLUSH => Ok(Command::Flush),
         blk::VIRTIO_BLK_T_GET_ID if writable.bytes() > 0 => Ok(Command::Identify { into: writable }),
-        blk::VIRTIO_BLK_T_GET_ID => Err(Malformed::Empty),
+        blk::VIRTIO_BLK_T_GET_ID => Err(ChainError::Empty),
         kind @ (blk::VIRTIO_BLK_T_DISCARD | blk::VIRTIO_BLK_T_WRITE_ZEROES) => {
             match range(memory, readable) {
                 Err(why) => Err(why),
                 Ok(range) => match range.command(kind) {
                     Some(command) => Ok(command),
-                    None => return Parsed::Refuse { answer: UNSUPP, status, why: None },
+                    None => return ParsedChain::Refuse { answer: UNSUPP, status, why: None },
                 },
             }
         }
-        _ => return Parsed::Refuse { answer: UNSUPP, status, why: None },
+        _ => return ParsedChain::Refuse { answer: UNSUPP, status, why: None },
     };
-    command.map_or_else(refuse, |command| Parsed::Run { command, status })
+    command.map_or_else(refuse, |command| ParsedChain::Run { command, status })
 }
 
 /// Status of a request that failed.
@@ -128,34 +130,37 @@ pub(crate) const UNSUPP: u8 = blk::VIRTIO_BLK_S_UNSUPP.to_le_bytes()[0];
 pub(crate) const OK: u8 = blk::VIRTIO_BLK_S_OK.to_le_bytes()[0];
 
 /// The data of a read or write, which must have none in the other direction.
-fn data(other: Segments, data: Segments) -> Result<Segments, Malformed> {
+fn data(other: Segments, data: Segments) -> Result<Segments, ChainError> {
     match data.bytes() {
-        _ if other.bytes() > 0 => Err(Malformed::Misplaced),
-        0 => Err(Malformed::Empty),
-        bytes if bytes > REQUEST_BYTES_MAX => Err(Malformed::Long),
-        bytes if bytes % SECTOR_BYTES != 0 => Err(Malformed::Ragged),
+        _ if other.bytes() > 0 => Err(ChainError::Misplaced),
+        0 => Err(ChainError::Empty),
+        bytes if bytes > REQUEST_BYTES_MAX => Err(ChainError::Long),
+        bytes if bytes % SECTOR_BYTES != 0 => Err(ChainError::Ragged),
         _ => Ok(data),
     }
 }
 
 /// A range to be discarded or zeroed.
-struct Range {
+struct DiscardRange {
     sector: u64,
     sectors: u64,
     flags: u32,
 }
 
-fn range(memory: &GuestMemory, mut from: Segments) -> Result<Range, Malformed> {
-    let bytes = from.take_front::<HEADER_BYTES>(memory).ok_or(Malformed::Ranges)?;
+fn range(memory: &GuestMemory, mut from: Segments) -> Result<DiscardRange, ChainError> {
+    let bytes = from.take_front::<HEADER_BYTES>(memory).ok_or(ChainError::Ranges)?;
     if from.bytes() > 0 {
-        return Err(Malformed::Ranges);
+        return Err(ChainError::Ranges);
     }
-    let range =
-        Range { sector: le64(&bytes, 0), sectors: u64::from(le32(&bytes, 8)), flags: le32(&bytes, 12) };
-    if range.sectors == 0 { Err(Malformed::Empty) } else { Ok(range) }
+    let range = DiscardRange {
+        sector: le64(&bytes, 0),
+        sectors: u64::from(le32(&bytes, 8)),
+        flags: le32(&bytes, 12),
+    };
+    if range.sectors == 0 { Err(ChainError::Empty) } else { Ok(range) }
 }
 
-impl Range {
+impl DiscardRange {
     /// Returns `None` if the range has flags that are invalid for the operation.
     const fn command(&self, kind: u32) -> Option<Command> {
         let Self { sector, sectors, flags } = *self;
@@ -171,34 +176,34 @@ impl Range {
 
 /// The readable and the writable segments of a chain, and what is wrong with it if its end was
 /// reached nevertheless.
-type Walked = (Segments, Segments, Option<Malformed>);
+type ChainSegments = (Segments, Segments, Option<ChainError>);
 
-fn walk(memory: &GuestMemory, mut table: Table, head: u16) -> Result<Walked, Malformed> {
+fn walk(memory: &GuestMemory, mut table: DescriptorTable, head: u16) -> Result<ChainSegments, ChainError> {
     let (mut readable, mut writable) = (Segments::default(), Segments::default());
     let mut fault = None;
     let mut is_indirect = false;
     let mut index = u32::from(head);
     let mut left = DESCRIPTORS_MAX.min(table.descriptors);
     loop {
-        left = left.checked_sub(1).ok_or(Malformed::Endless)?;
+        left = left.checked_sub(1).ok_or(ChainError::Endless)?;
         let descriptor = table.read(memory, index)?;
         if descriptor.refers_to_indirect_table() {
             // An indirect table may follow plain descriptors, but nothing may follow it.
             if is_indirect || descriptor.has_next() {
-                return Err(Malformed::Table);
+                return Err(ChainError::Table);
             }
             is_indirect = true;
-            table = Table::indirect(&descriptor)?;
+            table = DescriptorTable::indirect(&descriptor)?;
             (index, left) = (0, DESCRIPTORS_MAX.min(table.descriptors));
             continue;
         }
         if descriptor.len() == 0 {
-            fault = Some(Malformed::Empty);
+            fault = Some(ChainError::Empty);
         } else if descriptor.is_write_only() {
             writable.push(descriptor.addr(), descriptor.len());
         } else {
             if writable.bytes() > 0 {
-                fault = Some(Malformed::Order);
+                fault = Some(ChainError::Order);
             }
             readable.push(descriptor.addr(), descriptor.len());
         }
@@ -209,21 +214,21 @@ fn walk(memory: &GuestMemory, mut table: Table, head: u16) -> Result<Walked, Mal
     }
 }
 
-impl Table {
+impl DescriptorTable {
     /// The table that an indirect descriptor refers to.
-    fn indirect(descriptor: &Descriptor) -> Result<Self, Malformed> {
+    fn indirect(descriptor: &Descriptor) -> Result<Self, ChainError> {
         let bytes = u64::from(descriptor.len());
-        let descriptors = u32::try_from(bytes / DESCRIPTOR_BYTES).map_err(|_| Malformed::Table)?;
+        let descriptors = u32::try_from(bytes / DESCRIPTOR_BYTES).map_err(|_| ChainError::Table)?;
         let whole = bytes % DESCRIPTOR_BYTES == 0;
-        if whole { Ok(Self { at: descriptor.addr(), descriptors }) } else { Err(Malformed::Table) }
+        if whole { Ok(Self { at: descriptor.addr(), descriptors }) } else { Err(ChainError::Table) }
     }
 
-    fn read(&self, memory: &GuestMemory, index: u32) -> Result<Descriptor, Malformed> {
+    fn read(&self, memory: &GuestMemory, index: u32) -> Result<Descriptor, ChainError> {
         if index >= self.descriptors {
-            return Err(Malformed::Table);
+            return Err(ChainError::Table);
         }
-        let at = self.at.0.checked_add(u64::from(index) * DESCRIPTOR_BYTES).ok_or(Malformed::Table)?;
-        memory.read_obj(GuestAddress(at)).map_err(|_| Malformed::Table)
+        let at = self.at.0.checked_add(u64::from(index) * DESCRIPTOR_BYTES).ok_or(ChainError::Table)?;
+        memory.read_obj(GuestAddress(at)).map_err(|_| ChainError::Table)
     }
 }
 
@@ -235,7 +240,7 @@ fn le64(bytes: &[u8; HEADER_BYTES], at: usize) -> u64 {
     bytes[at..].first_chunk().map_or(0, |field| u64::from_le_bytes(*field))
 }
 
-impl fmt::Display for Malformed {
+impl fmt::Display for ChainError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Table => "a descriptor is missing, or its table is invalid",

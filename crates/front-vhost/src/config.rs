@@ -13,7 +13,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 /// The logical block size of a guest's disk. The disk's partition table and file systems are made
 /// for one size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum GuestBlock {
+pub enum GuestBlockSize {
     /// The volume's own block size, up to 4 KiB, the most that guests accept. So a file system or
     /// partition table that is created through one front end is found through any other. (SeaBIOS
     /// boots only from disks with blocks of 512 bytes, so a volume for that has to be created with
@@ -76,17 +76,17 @@ pub(crate) const fn has_event_index(features: u64) -> bool {
 }
 
 /// The configuration space, `virtio_blk_config` in little-endian bytes.
-pub(crate) fn space(export: &Export, block: GuestBlock, queues: u16) -> [u8; SPACE_BYTES] {
+pub(crate) fn space(export: &Export, block: GuestBlockSize, queues: u16) -> [u8; SPACE_BYTES] {
     let preferred = if export.block_sectors.is_power_of_two() { export.block_sectors } else { 1 };
     let logical = match block {
-        GuestBlock::Volume => preferred.min(BLOCK_SECTORS_MAX),
-        GuestBlock::Sector => 1,
+        GuestBlockSize::Volume => preferred.min(BLOCK_SECTORS_MAX),
+        GuestBlockSize::Sector => 1,
     };
     // The volume's block in logical blocks, as a power of two; at most 31.
     let exponent = (preferred / logical).trailing_zeros();
     let physical_exponent = u8::try_from(exponent).unwrap_or(0);
     let io_blocks_min = u16::try_from(preferred / logical).unwrap_or(0);
-    let mut space = Space { bytes: [0; SPACE_BYTES], at: 0 };
+    let mut space = ConfigSpace { bytes: [0; SPACE_BYTES], at: 0 };
     space.put(export.sectors.to_le_bytes());
     space.put(SEGMENT_BYTES_MAX.to_le_bytes());
     space.put(SEGMENTS_MAX.to_le_bytes());
@@ -112,12 +112,12 @@ pub(crate) fn space(export: &Export, block: GuestBlock, queues: u16) -> [u8; SPA
 }
 
 /// Fills the space from front to back.
-struct Space {
+struct ConfigSpace {
     bytes: [u8; SPACE_BYTES],
     at: usize,
 }
 
-impl Space {
+impl ConfigSpace {
     fn put<const N: usize>(&mut self, field: [u8; N]) {
         self.bytes[self.at..self.at + N].copy_from_slice(&field);
         self.at += N;
@@ -140,7 +140,7 @@ mod tests {
             block_sectors,
             read_only: false,
             shared: false,
-            ways: bcached_port::Ways::default(),
+            frontends: bcached_port::FrontendSet::default(),
             served: None,
         }
     }
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn fields_lie_where_the_header_of_linux_has_them() {
-        let space = space(&export(8), GuestBlock::Sector, 5);
+        let space = space(&export(8), GuestBlockSize::Sector, 5);
         assert_eq!(offset_of!(Layout, max_secure_erase_sectors), SPACE_BYTES);
         assert_eq!(&space[..8], &0x1234_5678_9abc_u64.to_le_bytes());
         assert_eq!(u32_at(&space, offset_of!(Layout, size_max)), SEGMENT_BYTES_MAX);
@@ -176,12 +176,12 @@ mod tests {
             let blocks = u32_at(&space, offset_of!(Layout, blk_size));
             (blocks, space[offset_of!(Layout, physical_block_exp)])
         };
-        assert_eq!(told(1, GuestBlock::Volume), (512, 0));
-        assert_eq!(told(8, GuestBlock::Volume), (4096, 0));
-        assert_eq!(told(128, GuestBlock::Volume), (4096, 4), "no guest takes a block of 64 KiB");
-        assert_eq!(told(128, GuestBlock::Sector), (512, 7));
-        assert_eq!(told(0, GuestBlock::Volume), (512, 0), "no block is no reason to panic");
-        assert_eq!(told(7, GuestBlock::Volume), (512, 0));
+        assert_eq!(told(1, GuestBlockSize::Volume), (512, 0));
+        assert_eq!(told(8, GuestBlockSize::Volume), (4096, 0));
+        assert_eq!(told(128, GuestBlockSize::Volume), (4096, 4), "no guest takes a block of 64 KiB");
+        assert_eq!(told(128, GuestBlockSize::Sector), (512, 7));
+        assert_eq!(told(0, GuestBlockSize::Volume), (512, 0), "no block is no reason to panic");
+        assert_eq!(told(7, GuestBlockSize::Volume), (512, 0));
     }
 
     #[test]

@@ -21,9 +21,9 @@ const HEADER_BYTES: usize = 12;
 const FLAGS: u32 = 1;
 
 /// A socket to the VMM.
-pub(crate) struct Notices(OwnedFd);
+pub(crate) struct ConfigNotifier(OwnedFd);
 
-impl Notices {
+impl ConfigNotifier {
     /// Returns the socket that comes with the next message to be read, if it is a
     /// `SET_BACKEND_REQ_FD`.
     pub(crate) fn peek(connection: impl AsFd) -> Option<Self> {

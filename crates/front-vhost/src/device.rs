@@ -5,11 +5,11 @@
 //! requests in the VMM's memory, without which they are lost when a daemon dies. It would also put
 //! a thread and a lock between the messages and each ring.
 
-use crate::config::{self, GuestBlock, SPACE_BYTES};
-use crate::config_notice::Notices;
-use crate::inflight::{self, Area};
+use crate::config::{self, GuestBlockSize, SPACE_BYTES};
+use crate::config_notice::ConfigNotifier;
+use crate::inflight::{self, InflightArea};
 use crate::memory::{MemoryTable, REGIONS_MAX};
-use crate::requests::{Over, Serving, Share, Taken};
+use crate::requests::{EndReason, RequestHandler, TakeOutcome, TurnQuota};
 use crate::ring::{RING_SIZE_MAX, Ring};
 use bcached_port::ExportTable;
 use std::fmt::Display;
@@ -27,19 +27,19 @@ use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqH
 
 /// A disk, for one client.
 pub(crate) struct Device {
-    pub(crate) serving: Serving,
+    pub(crate) serving: RequestHandler,
     pub(crate) rings: Vec<Ring>,
     pub(crate) memory: MemoryTable,
     exports: ExportTable,
-    block: GuestBlock,
+    block: GuestBlockSize,
     features: u64,
     is_read_only: bool,
-    inflight: Option<Area>,
+    inflight: Option<InflightArea>,
     /// The backend channel to the VMM, and one that comes with the message being read.
-    notices: Option<Notices>,
-    pub(crate) notices_offered: Option<Notices>,
+    notices: Option<ConfigNotifier>,
+    pub(crate) notices_offered: Option<ConfigNotifier>,
     /// Waits until replies may have arrived, at most for the given time.
-    wait: Wait,
+    wait: WaitFn,
     /// How long a ring may take to stop.
     drain: Duration,
     /// The engine's thread serves the rings.
@@ -54,25 +54,25 @@ pub(crate) struct Device {
 
 /// How a turn of the engine's thread ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Turn {
+pub(crate) enum TurnOutcome {
     /// There is nothing to do until the next event.
-    Waits,
+    Idle,
     /// There is more to do.
     More,
     /// Something has to be done by the volume's own thread.
-    Thread,
+    NeedsThread,
 }
 
 /// Waits until the bell has rung, at most for the given time.
-pub(crate) type Wait = Box<dyn FnMut(Duration) + Send>;
+pub(crate) type WaitFn = Box<dyn FnMut(Duration) + Send>;
 
 /// The parameters of a device.
-pub(crate) struct Setup {
+pub(crate) struct DeviceParams {
     pub(crate) exports: ExportTable,
-    pub(crate) block: GuestBlock,
+    pub(crate) block: GuestBlockSize,
     pub(crate) is_read_only: bool,
     pub(crate) queues: u16,
-    pub(crate) wait: Wait,
+    pub(crate) wait: WaitFn,
     pub(crate) drain: Duration,
 }
 
@@ -85,7 +85,7 @@ const PROTOCOL: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
     .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS);
 
 impl Device {
-    pub(crate) fn new(serving: Serving, setup: Setup) -> io::Result<Self> {
+    pub(crate) fn new(serving: RequestHandler, setup: DeviceParams) -> io::Result<Self> {
         let rings = (0..setup.queues).map(|_| Ring::new()).collect::<std::result::Result<_, _>>();
         Ok(Self {
             serving,
@@ -116,31 +116,31 @@ impl Device {
         }
         ring.hush(&memory);
         ring.set_faulty(false);
-        self.serving.begin_turn(Share::of_thread(ring.size()));
+        self.serving.begin_turn(TurnQuota::of_thread(ring.size()));
         let taken = self.serving.take((index, ring), &memory, false);
         ring.tell(&memory);
         match taken {
-            Taken::Turn => true,
+            TakeOutcome::QuotaUsed => true,
             // The bell will ring; kicks are not needed.
-            Taken::Full => false,
-            Taken::All => ring.listen(&memory),
+            TakeOutcome::Full => false,
+            TakeOutcome::Drained => ring.listen(&memory),
         }
     }
 
     /// Passes the engine's replies to the guest.
     pub(crate) fn answer(&mut self) {
         let memory = Arc::clone(self.memory.mapped());
-        self.serving.begin_turn(Share::of_thread(u16::MAX));
+        self.serving.begin_turn(TurnQuota::of_thread(u16::MAX));
         while self.serving.answer(&mut self.rings, &memory) {
-            self.serving.begin_turn(Share::of_thread(u16::MAX));
+            self.serving.begin_turn(TurnQuota::of_thread(u16::MAX));
         }
         self.rings.iter_mut().for_each(|ring| ring.tell(&memory));
     }
 
     /// The reason why this client is no longer served, if there is one.
-    pub(crate) fn over(&mut self) -> Option<Over> {
-        if self.inflight.as_ref().is_some_and(Area::is_cut) {
-            self.serving.over.get_or_insert(Over::Memory);
+    pub(crate) fn over(&mut self) -> Option<EndReason> {
+        if self.inflight.as_ref().is_some_and(InflightArea::is_cut) {
+            self.serving.over.get_or_insert(EndReason::Memory);
         }
         self.serving.is_over(self.memory.mapped());
         self.serving.over
@@ -157,7 +157,7 @@ impl Device {
 
     /// Performs a turn of the engine's thread. `is_rung`: there may be replies, or room for kept
     /// requests.
-    pub(crate) fn turn(&mut self, is_rung: bool) -> Turn {
+    pub(crate) fn turn(&mut self, is_rung: bool) -> TurnOutcome {
         let memory = Arc::clone(self.memory.mapped());
         let was_writing = self.serving.is_writing();
         self.serving.begin_turn_on_ring();
@@ -172,7 +172,7 @@ impl Device {
                 continue;
             }
             ring.hush(&memory);
-            if self.serving.take((index, ring), &memory, false) == Taken::Turn {
+            if self.serving.take((index, ring), &memory, false) == TakeOutcome::QuotaUsed {
                 // The rings after this one come first in the next turn.
                 (self.first, has_more) = (at + 1, true);
                 break;
@@ -181,9 +181,9 @@ impl Device {
         self.rings.iter_mut().for_each(|ring| ring.tell(&memory));
         let is_for_thread = self.serving.wants_thread || self.over().is_some();
         if is_for_thread || self.serving.is_writing() != was_writing {
-            return Turn::Thread;
+            return TurnOutcome::NeedsThread;
         }
-        if has_more { Turn::More } else { Turn::Waits }
+        if has_more { TurnOutcome::More } else { TurnOutcome::Idle }
     }
 
     /// Whether there are requests to take that were not signalled.
@@ -218,7 +218,7 @@ impl Device {
     pub(crate) fn finish(&mut self) -> bool {
         self.answer();
         let memory = Arc::clone(self.memory.mapped());
-        self.serving.begin_turn(Share::of_thread(u16::MAX));
+        self.serving.begin_turn(TurnQuota::of_thread(u16::MAX));
         let mut is_idle = true;
         for (index, ring) in (0..).zip(&mut self.rings) {
             if ring.is_started() {
@@ -444,7 +444,7 @@ impl VhostUserBackendReqHandlerMut for Device {
         if usize::from(queues) > self.rings.len() || size > RING_SIZE_MAX {
             return Err(Error::InvalidParam);
         }
-        let area = Area::map(file, area.mmap_offset, queues, size).map_err(refused)?;
+        let area = InflightArea::map(file, area.mmap_offset, queues, size).map_err(refused)?;
         self.has_waited |= !area.is_memory;
         self.inflight = Some(area);
         Ok(())

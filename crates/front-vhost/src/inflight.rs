@@ -16,7 +16,7 @@
 //! recognised by the ring's used index, which is then ahead of the recorded one.
 
 use crate::memory::{MemoryError, is_memory, map};
-use crate::memory_fault::Watched;
+use crate::memory_fault::WatchedMapping;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::fs::File;
 use std::io;
@@ -38,16 +38,16 @@ const AT_USED: usize = 14;
 
 /// The whole area, for several queues.
 #[derive(Clone)]
-pub(crate) struct Area {
-    mapped: Arc<Watched>,
+pub(crate) struct InflightArea {
+    mapped: Arc<WatchedMapping>,
     queues: u16,
     queue_size: u16,
     pub(crate) is_memory: bool,
 }
 
 /// The part of one queue.
-pub(crate) struct Tracker {
-    area: Area,
+pub(crate) struct InflightTracker {
+    area: InflightArea,
     /// Its offset in the area.
     at: usize,
     /// Counter of the next request.
@@ -56,7 +56,7 @@ pub(crate) struct Tracker {
 
 /// What a former daemon has left of a queue.
 #[derive(PartialEq, Eq, Debug)]
-pub(crate) struct Left {
+pub(crate) struct RecoveredQueue {
     /// Heads of chains that were taken and not answered, in the order in which they were taken.
     pub(crate) heads: Vec<u16>,
     /// The available index up to which the ring's entries were taken.
@@ -80,7 +80,7 @@ pub(crate) fn file(queues: u16, queue_size: u16) -> io::Result<File> {
     Ok(file)
 }
 
-impl Area {
+impl InflightArea {
     /// Maps an area that the VMM passes in.
     pub(crate) fn map(file: File, offset: u64, queues: u16, queue_size: u16) -> Result<Self, MemoryError> {
         let is_memory = is_memory(&file);
@@ -94,20 +94,20 @@ impl Area {
     }
 
     /// Returns the part of a queue, or `None` if the area has none for it, or too small a one.
-    pub(crate) fn tracker(&self, queue: u16, queue_size: u16) -> Option<Tracker> {
+    pub(crate) fn tracker(&self, queue: u16, queue_size: u16) -> Option<InflightTracker> {
         if queue >= self.queues || queue_size > self.queue_size {
             return None;
         }
         let at = part_bytes(self.queue_size) * usize::from(queue);
-        Some(Tracker { area: self.clone(), at, counter: 0 })
+        Some(InflightTracker { area: self.clone(), at, counter: 0 })
     }
 }
 
-impl Tracker {
+impl InflightTracker {
     /// Resumes what a former daemon has left of the ring, whose current used index is `used`. An
     /// area that is new, or of an unknown layout, is initialised. Whatever its content, each head
     /// is returned at most once and is valid.
-    pub(crate) fn resume(&mut self, queue_size: u16, used: u16, next_available: u16) -> Left {
+    pub(crate) fn resume(&mut self, queue_size: u16, used: u16, next_available: u16) -> RecoveredQueue {
         if self.load(AT_VERSION) != VERSION || self.load(AT_DESCRIPTORS) != queue_size {
             for head in 0..queue_size {
                 self.mark(head, 0);
@@ -115,7 +115,7 @@ impl Tracker {
             self.store(AT_USED, used);
             self.store(AT_DESCRIPTORS, queue_size);
             self.store(AT_VERSION, VERSION);
-            return Left { heads: Vec::new(), next_available };
+            return RecoveredQueue { heads: Vec::new(), next_available };
         }
         // Answered, but the recording was interrupted.
         let mut head = self.load(AT_BATCH);
@@ -136,7 +136,7 @@ impl Tracker {
         self.counter = left.last().map_or(0, |(counter, _)| counter.wrapping_add(1));
         let heads: Vec<u16> = left.into_iter().map(|(_, head)| head).collect();
         let taken = u16::try_from(heads.len()).unwrap_or(queue_size);
-        Left { heads, next_available: used.wrapping_add(taken) }
+        RecoveredQueue { heads, next_available: used.wrapping_add(taken) }
     }
 
     /// Records that a chain is taken.
@@ -206,25 +206,25 @@ impl Tracker {
 mod tests {
     use super::*;
 
-    fn tracker(queues: u16, queue: u16) -> Tracker {
-        Area::map(file(queues, 8).unwrap(), 0, queues, 8).unwrap().tracker(queue, 8).unwrap()
+    fn tracker(queues: u16, queue: u16) -> InflightTracker {
+        InflightArea::map(file(queues, 8).unwrap(), 0, queues, 8).unwrap().tracker(queue, 8).unwrap()
     }
 
-    fn again(tracker: &Tracker) -> Tracker {
-        Tracker { area: tracker.area.clone(), at: tracker.at, counter: 0 }
+    fn again(tracker: &InflightTracker) -> InflightTracker {
+        InflightTracker { area: tracker.area.clone(), at: tracker.at, counter: 0 }
     }
 
     #[test]
     fn what_was_taken_and_not_answered_is_left_in_the_order_of_taking() {
         let mut tracker = tracker(2, 1);
-        assert_eq!(tracker.resume(8, 5, 7), Left { heads: vec![], next_available: 7 }, "begun");
+        assert_eq!(tracker.resume(8, 5, 7), RecoveredQueue { heads: vec![], next_available: 7 }, "begun");
         for head in [4, 2, 7, 1] {
             tracker.begin(head);
         }
         tracker.ending(2);
         tracker.ended(2, 6);
         let left = again(&tracker).resume(8, 6, 0);
-        assert_eq!(left, Left { heads: vec![4, 7, 1], next_available: 9 });
+        assert_eq!(left, RecoveredQueue { heads: vec![4, 7, 1], next_available: 9 });
         let mut next = again(&tracker);
         next.resume(8, 6, 0);
         next.begin(3);
@@ -241,7 +241,7 @@ mod tests {
         tracker.begin(5);
         tracker.ending(3);
         assert_eq!(again(&tracker).resume(8, 0, 0).heads, [3, 5], "the ring does not have it");
-        assert_eq!(again(&tracker).resume(8, 1, 0), Left { heads: vec![5], next_available: 2 });
+        assert_eq!(again(&tracker).resume(8, 1, 0), RecoveredQueue { heads: vec![5], next_available: 2 });
     }
 
     #[test]
@@ -258,6 +258,6 @@ mod tests {
         assert!(heads.iter().all(|head| *head < 8) && !heads.is_empty());
         let area = tracker.area.clone();
         assert!(area.tracker(1, 8).is_none() && area.tracker(0, 16).is_none());
-        assert!(matches!(Area::map(file(1, 8).unwrap(), 64, 1, 8), Err(MemoryError::Short { .. })));
+        assert!(matches!(InflightArea::map(file(1, 8).unwrap(), 64, 1, 8), Err(MemoryError::Short { .. })));
     }
 }

@@ -36,8 +36,9 @@ mod signal;
 mod volume;
 mod writer_claim;
 
-pub use bcached_uring::Rings;
-pub use config::GuestBlock;
+pub use bcached_uring::VolumeRings;
+pub use config::GuestBlockSize;
 pub use server::{
-    Client, Limits, Options, QUEUES_MAX, ServeError, StartError, StillBusy, VhostServer, VolumeOptions,
+    ClientInfo, Limits, Options, QUEUES_MAX, ServeError, ShutdownTimeout, StartError, VhostServer,
+    VolumeOptions,
 };

@@ -10,9 +10,9 @@
 //! sealed. A file that cannot (in `/dev/shm`, of huge pages, on a disk) may still be truncated, or
 //! the system may have no room for it. Then its client is cut off, see `memory_fault.rs`.
 
-use crate::chain::Malformed;
-use crate::memory_fault::Watched;
-use bcached_port::{Buffer, Stock};
+use crate::chain::ChainError;
+use crate::memory_fault::WatchedMapping;
+use bcached_port::{Buffer, BufferPool};
 use rustix::fs::{FileType, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs};
 use std::fs::File;
 use std::ops::Deref;
@@ -26,13 +26,13 @@ pub(crate) type GuestMemory = vm_memory::GuestMemoryMmap<()>;
 
 /// Everything that is mapped of a guest.
 #[derive(Default)]
-pub(crate) struct Mapped {
+pub(crate) struct MappedMemory {
     all: GuestMemory,
     /// Its regions.
-    watched: Vec<Arc<Watched>>,
+    watched: Vec<Arc<WatchedMapping>>,
 }
 
-impl Mapped {
+impl MappedMemory {
     /// Whether some of it was taken away. To be checked after reading from it, before the data is
     /// used.
     pub(crate) fn is_cut(&self) -> bool {
@@ -40,7 +40,7 @@ impl Mapped {
     }
 }
 
-impl Deref for Mapped {
+impl Deref for MappedMemory {
     type Target = GuestMemory;
 
     fn deref(&self) -> &GuestMemory {
@@ -69,15 +69,15 @@ pub(crate) enum MemoryError {
 /// The memory of a guest as described by its VMM.
 #[derive(Default)]
 pub(crate) struct MemoryTable {
-    regions: Vec<Region>,
-    mapped: Arc<Mapped>,
+    regions: Vec<MemoryRegion>,
+    mapped: Arc<MappedMemory>,
     /// Some of it is, or once was, of a kind that may block. A request may still use former memory.
     has_waited: bool,
 }
 
 /// The addresses of a region for the VMM, which uses them for rings, and for the guest.
 #[derive(Clone, Copy)]
-struct Region {
+struct MemoryRegion {
     user: u64,
     guest: u64,
     bytes: u64,
@@ -85,7 +85,7 @@ struct Region {
 
 impl MemoryTable {
     /// The current mapping. Requests keep it as it is.
-    pub(crate) const fn mapped(&self) -> &Arc<Mapped> {
+    pub(crate) const fn mapped(&self) -> &Arc<MappedMemory> {
         &self.mapped
     }
 
@@ -122,7 +122,7 @@ impl MemoryTable {
             .map_err(|_| MemoryError::Unknown)?;
         let mut watched = self.mapped.watched.clone();
         watched.retain(|region| !Arc::ptr_eq(region.mapped(), &gone));
-        self.mapped = Arc::new(Mapped { all, watched });
+        self.mapped = Arc::new(MappedMemory { all, watched });
         self.regions.retain(|known| known.guest != region.guest_phys_addr);
         Ok(())
     }
@@ -155,7 +155,7 @@ impl MemoryTable {
         if self.regions.len() >= REGIONS_MAX {
             return Err(MemoryError::TooMany);
         }
-        let region = Region { user, guest, bytes };
+        let region = MemoryRegion { user, guest, bytes };
         let never_waits = is_memory(&file);
         let mapped = map(file, offset, (region.guest, region.bytes))?;
         let all = self
@@ -163,7 +163,7 @@ impl MemoryTable {
             .insert_region(Arc::clone(mapped.mapped()))
             .map_err(|error| MemoryError::Map(error.to_string()))?;
         let watched = self.mapped.watched.iter().cloned().chain([Arc::new(mapped)]).collect();
-        self.mapped = Arc::new(Mapped { all, watched });
+        self.mapped = Arc::new(MappedMemory { all, watched });
         self.has_waited |= !never_waits;
         self.regions.push(region);
         Ok(())
@@ -172,7 +172,11 @@ impl MemoryTable {
 
 /// Maps `bytes` of a file that another process may also write, and truncate. `guest` is its guest
 /// address.
-pub(crate) fn map(file: File, offset: u64, (guest, bytes): (u64, u64)) -> Result<Watched, MemoryError> {
+pub(crate) fn map(
+    file: File,
+    offset: u64,
+    (guest, bytes): (u64, u64),
+) -> Result<WatchedMapping, MemoryError> {
     let failed = |error: &dyn std::fmt::Display| MemoryError::Map(error.to_string());
     let stat = fstat(&file).map_err(|error| failed(&error))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -195,7 +199,7 @@ pub(crate) fn map(file: File, offset: u64, (guest, bytes): (u64, u64)) -> Result
         MmapRegion::from_file(FileOffset::new(file, offset), bytes).map_err(|error| failed(&error))?;
     let mapped = GuestRegionMmap::new(mapping, GuestAddress(guest))
         .ok_or_else(|| MemoryError::Map("it ends beyond the last address".to_owned()))?;
-    Ok(Watched::new(Arc::new(mapped)))
+    Ok(WatchedMapping::new(Arc::new(mapped)))
 }
 
 /// Whether the file is on a file system that consists of memory only (memfd, `/dev/shm`, huge
@@ -285,26 +289,26 @@ impl Segments {
     }
 
     /// Returns a buffer with a copy of all of it.
-    pub(crate) fn gather(&self, memory: &GuestMemory, stock: &mut Stock) -> Result<Buffer, Malformed> {
-        let bytes = usize::try_from(self.bytes).map_err(|_| Malformed::Long)?;
+    pub(crate) fn gather(&self, memory: &GuestMemory, stock: &mut BufferPool) -> Result<Buffer, ChainError> {
+        let bytes = usize::try_from(self.bytes).map_err(|_| ChainError::Long)?;
         let mut buffer = stock.take(bytes);
         let mut rest = buffer.as_mut_slice();
         for piece in &self.pieces {
             let (part, next) = rest.split_at_mut(piece.bytes as usize);
-            memory.read_slice(part, piece.at).map_err(|_| Malformed::Unmapped)?;
+            memory.read_slice(part, piece.at).map_err(|_| ChainError::Unmapped)?;
             rest = next;
         }
         Ok(buffer)
     }
 
     /// Copies `content` to its start, as much as fits. Returns how much that was.
-    pub(crate) fn scatter(&self, memory: &GuestMemory, content: &[u8]) -> Result<u32, Malformed> {
+    pub(crate) fn scatter(&self, memory: &GuestMemory, content: &[u8]) -> Result<u32, ChainError> {
         let mut rest = content;
         let mut copied = 0;
         for piece in &self.pieces {
             let (part, next) = rest.split_at(rest.len().min(piece.bytes as usize));
-            memory.write_slice(part, piece.at).map_err(|_| Malformed::Unmapped)?;
-            copied += u32::try_from(part.len()).map_err(|_| Malformed::Long)?;
+            memory.write_slice(part, piece.at).map_err(|_| ChainError::Unmapped)?;
+            copied += u32::try_from(part.len()).map_err(|_| ChainError::Long)?;
             rest = next;
         }
         Ok(copied)
@@ -334,11 +338,11 @@ mod tests {
         assert!(pieces.are_in(&memory));
         let content: Vec<u8> = (1..=40).collect();
         assert_eq!(pieces.scatter(&memory, &content), Ok(40));
-        assert_eq!(pieces.gather(&memory, &mut Stock::new(0)).unwrap().as_slice(), content);
+        assert_eq!(pieces.gather(&memory, &mut BufferPool::new(0)).unwrap().as_slice(), content);
         assert_eq!(pieces.take_last_byte(), Some(GuestAddress(0x1000)));
         assert_eq!(pieces.take_front::<9>(&memory).unwrap(), content[..9]);
         assert_eq!(
-            (pieces.bytes(), pieces.gather(&memory, &mut Stock::new(0)).unwrap().as_slice()),
+            (pieces.bytes(), pieces.gather(&memory, &mut BufferPool::new(0)).unwrap().as_slice()),
             (30, &content[9..39])
         );
         assert_eq!(pieces.take_front::<31>(&memory), None, "there are 30");
@@ -351,8 +355,8 @@ mod tests {
             let pieces = segments(&[(at, bytes)]);
             assert!(!pieces.are_in(&memory), "{at:x}");
             assert_eq!(
-                pieces.gather(&memory, &mut Stock::new(0)).map(drop),
-                Err(Malformed::Unmapped),
+                pieces.gather(&memory, &mut BufferPool::new(0)).map(drop),
+                Err(ChainError::Unmapped),
                 "{at:x}"
             );
             assert_eq!(pieces.clone().take_front::<1>(&memory).is_some(), at == 0x2fff, "{at:x}");

@@ -4,9 +4,9 @@
 //! The kernel ends a process that accesses such memory, with a signal (`SIGBUS`). That would end
 //! the disks of all other clients, too. So the signal is caught. If the address is in watched
 //! memory, the whole mapping is replaced by empty memory, and it is recorded that it [was
-//! cut](Watched::is_cut). The record is made first. So code that has read from the empty memory and
-//! checks afterwards finds the record, and discards what it read. For any other address the signal
-//! has its former effect.
+//! cut](WatchedMapping::is_cut). The record is made first. So code that has read from the empty
+//! memory and checks afterwards finds the record, and discards what it read. For any other address
+//! the signal has its former effect.
 #![allow(unsafe_code, reason = "a signal's handler, which puts memory in the place of memory")]
 
 use libc::{c_int, c_void, sigaction, siginfo_t};
@@ -17,15 +17,15 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use vm_memory::GuestRegionMmap;
 
 /// A mapping that is watched for the lifetime of this value.
-pub(crate) struct Watched {
-    entry: &'static Entry,
+pub(crate) struct WatchedMapping {
+    entry: &'static WatchEntry,
     /// Dropped after the entry is released: the memory is mapped for as long as it is watched.
     mapped: Arc<GuestRegionMmap<()>>,
 }
 
 /// What the handler knows of a mapping. An entry lives as long as the process, and is reused.
 #[derive(Default)]
-struct Entry {
+struct WatchEntry {
     /// Odd while the next two fields change. The handler skips the entry then: memory being
     /// accessed is not just starting or ceasing to be watched.
     version: AtomicUsize,
@@ -34,23 +34,24 @@ struct Entry {
     bytes: AtomicUsize,
     is_cut: AtomicBool,
     /// The entry that was created before this one.
-    next: AtomicPtr<Entry>,
+    next: AtomicPtr<WatchEntry>,
 }
 
 /// The newest entry. A handler may take no lock, so it walks all of them.
-static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
+static ENTRIES: AtomicPtr<WatchEntry> = AtomicPtr::new(ptr::null_mut());
 /// The unused entries.
-static FREE: Mutex<Vec<&'static Entry>> = Mutex::new(Vec::new());
+static FREE: Mutex<Vec<&'static WatchEntry>> = Mutex::new(Vec::new());
 /// The former action of the signal.
 static FORMER: OnceLock<sigaction> = OnceLock::new();
 
-impl Watched {
+impl WatchedMapping {
     /// Watches a mapping. If the system refuses to let the signal be caught, it keeps its former
     /// effect.
     pub(crate) fn new(mapped: Arc<GuestRegionMmap<()>>) -> Self {
         FORMER.get_or_init(catch);
 
-        let entry = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_else(Entry::make);
+        let entry =
+            FREE.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_else(WatchEntry::make);
         entry.is_cut.store(false, Ordering::SeqCst);
         entry.set(mapped.as_ptr().addr(), mapped.size());
         Self { entry, mapped }
@@ -67,14 +68,14 @@ impl Watched {
     }
 }
 
-impl Drop for Watched {
+impl Drop for WatchedMapping {
     fn drop(&mut self) {
         self.entry.set(0, 0);
         FREE.lock().unwrap_or_else(PoisonError::into_inner).push(self.entry);
     }
 }
 
-impl Entry {
+impl WatchEntry {
     /// Creates an entry, which the handler finds from then on.
     fn make() -> &'static Self {
         let entry: &'static Self = Box::leak(Box::default());
@@ -204,7 +205,7 @@ mod tests {
         (file, mapped)
     }
 
-    fn first(watched: &Watched) -> u8 {
+    fn first(watched: &WatchedMapping) -> u8 {
         watched.mapped().load(MemoryRegionAddress(5), Ordering::SeqCst).expect("memory")
     }
 
@@ -212,7 +213,7 @@ mod tests {
     fn memory_that_is_taken_away_reads_as_empty_and_is_known_to_be() {
         for _round in 0..50 {
             let ((file, memory), (_other_file, other)) = (mapped(), mapped());
-            let (watched, other) = (Watched::new(memory), Watched::new(other));
+            let (watched, other) = (WatchedMapping::new(memory), WatchedMapping::new(other));
             assert!(!watched.is_cut() && first(&watched) == 7);
             file.set_len(0).expect("is cut");
             assert!(!watched.is_cut(), "nobody has touched it");
@@ -231,9 +232,9 @@ mod tests {
     fn elsewhere_the_signal_does_what_it_did() {
         const CHILD: &str = "BCACHED_TEST_CUT";
         if std::env::var_os(CHILD).is_some() {
-            let _watched = Watched::new(mapped().1);
+            let _watched = WatchedMapping::new(mapped().1);
             let (file, memory) = mapped();
-            drop(Watched::new(Arc::clone(&memory)));
+            drop(WatchedMapping::new(Arc::clone(&memory)));
             file.set_len(0).expect("is cut");
             let _byte: Result<u8, _> = memory.load(MemoryRegionAddress(5), Ordering::SeqCst);
             return;

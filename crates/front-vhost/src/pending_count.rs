@@ -7,7 +7,7 @@ use std::time::Instant;
 
 /// The count.
 #[derive(Default)]
-pub(crate) struct Tally {
+pub(crate) struct PendingCount {
     count: AtomicUsize,
     /// Taken briefly when the count reaches zero, so that a waiter cannot miss the notification
     /// between its check and its sleep.
@@ -16,12 +16,12 @@ pub(crate) struct Tally {
 }
 
 /// Counts as one request while it lives.
-pub(crate) struct Ticket(Arc<Tally>);
+pub(crate) struct PendingGuard(Arc<PendingCount>);
 
-impl Tally {
-    pub(crate) fn enter(self: &Arc<Self>) -> Ticket {
+impl PendingCount {
+    pub(crate) fn enter(self: &Arc<Self>) -> PendingGuard {
         self.count.fetch_add(1, Ordering::Relaxed);
-        Ticket(Arc::clone(self))
+        PendingGuard(Arc::clone(self))
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -42,7 +42,7 @@ impl Tally {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for PendingGuard {
     fn drop(&mut self) {
         if self.0.count.fetch_sub(1, Ordering::AcqRel) == 1 {
             drop(self.0.gate.lock());

@@ -12,13 +12,14 @@
 //! more is taken from that ring. The bell rings when a retry is worthwhile: bytes are returned by
 //! our own replies, and the port promises to ring for the rest.
 
-use crate::chain::{Command, IOERR, Malformed, OK, Parsed, parse};
-use crate::memory::{GuestMemory, Mapped, Segments};
-use crate::pending_count::{Tally, Ticket};
-use crate::ring::{Head, Ring, RingError};
-use crate::writer_claim::{Permit, Writer};
+use crate::chain::{ChainError, Command, IOERR, OK, ParsedChain, parse};
+use crate::memory::{GuestMemory, MappedMemory, Segments};
+use crate::pending_count::{PendingCount, PendingGuard};
+use crate::ring::{ChainHead, Ring, RingError};
+use crate::writer_claim::{WritePermit, WritingClient};
 use bcached_port::{
-    ErrorKind, Export, ExportTable, Full, Operation, Payload, Quiet, Replies, Reply, Requests, Route, Stock,
+    BufferPool, ErrorKind, Export, ExportTable, LogLimit, Operation, Payload, QueueFull, Reply,
+    ReplyReceiver, RequestSender, Route,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,39 +31,39 @@ const STOCK_BYTES: usize = 4 << 20;
 const IDENTITY_BYTES: usize = 20;
 
 /// The state for serving one client's requests.
-pub(crate) struct Serving {
+pub(crate) struct RequestHandler {
     pub(crate) export: Arc<Export>,
     route: Route,
-    requests: Requests<Pending>,
-    replies: Replies<Pending>,
-    tally: Arc<Tally>,
+    requests: RequestSender<PendingRequest>,
+    replies: ReplyReceiver<PendingRequest>,
+    pending_count: Arc<PendingCount>,
     /// For each ring, a request kept for lack of room.
-    kept: Vec<Option<Kept>>,
+    kept: Vec<Option<DeferredRequest>>,
     /// Bytes of payload in memory, and their limit.
     bytes: u64,
     bytes_max: u64,
     /// An answered write must be durable, because the driver sends no flushes.
     pub(crate) is_write_through: bool,
     exports: ExportTable,
-    writer: Writer,
-    permit: Option<Permit>,
-    pub(crate) over: Option<Over>,
-    nonsense: Quiet,
-    refusals: Quiet,
-    /// The rest of the share of this turn.
-    share: Share,
+    writer: WritingClient,
+    permit: Option<WritePermit>,
+    pub(crate) over: Option<EndReason>,
+    nonsense: LogLimit,
+    refusals: LogLimit,
+    /// The rest of the quota of this turn.
+    quota: TurnQuota,
     /// Something needs the volume's own thread.
     pub(crate) wants_thread: bool,
     /// Requests in flight whose content is [large](LARGE_BYTES).
     large: u32,
     large_since: Option<Instant>,
     /// Buffers of completed requests, kept for reuse.
-    stock: Stock,
+    stock: BufferPool,
 }
 
 /// Why a client is no longer served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Over {
+pub(crate) enum EndReason {
     /// The engine is gone. Its unfinished requests stay recorded in the VMM's memory for the next
     /// one.
     Engine,
@@ -72,7 +73,7 @@ pub(crate) enum Over {
 
 /// How much may be done in one turn.
 #[derive(Clone, Copy)]
-pub(crate) struct Share {
+pub(crate) struct TurnQuota {
     requests: u32,
     bytes: u64,
     /// On the engine's thread.
@@ -83,20 +84,20 @@ pub(crate) struct Share {
 /// waking that thread.
 pub(crate) const LARGE_BYTES: u64 = 64 << 10;
 /// What the engine's thread does in one turn before its other tasks get theirs.
-const RING_SHARE: Share = Share { requests: 64, bytes: 256 << 10, is_on_ring: true };
+const RING_QUOTA: TurnQuota = TurnQuota { requests: 64, bytes: 256 << 10, is_on_ring: true };
 
 /// How many requests are started in one turn, fewer than are answered. So while the first of many
 /// are answered and their guest continues, the next ones are carried out, and neither side idles.
 const RING_TAKES: u32 = 8;
 
-impl Share {
-    /// The share for the volume's own thread, for a ring of that size: so no ring keeps the others
+impl TurnQuota {
+    /// The quota for the volume's own thread, for a ring of that size: so no ring keeps the others
     /// waiting forever.
     pub(crate) const fn of_thread(size: u16) -> Self {
         Self { requests: size as u32, bytes: u64::MAX, is_on_ring: false }
     }
 
-    /// Whether the share permits this much; if so, takes it off.
+    /// Whether the quota permits this much; if so, takes it off.
     const fn has(&mut self, bytes: u64) -> bool {
         if self.requests == 0 || self.bytes == 0 {
             return false;
@@ -108,50 +109,50 @@ impl Share {
 }
 
 /// What accompanies a request and turns its reply into an answer.
-pub(crate) struct Pending {
+pub(crate) struct PendingRequest {
     ring: u16,
     generation: u32,
-    head: Head,
+    head: ChainHead,
     status: GuestAddress,
     /// The destination of its content.
     into: Segments,
     /// The data written, whose memory is reused.
     written: Payload,
     /// The memory as of the start of the request. It stays mapped until this is dropped.
-    memory: Arc<Mapped>,
+    memory: Arc<MappedMemory>,
     /// Bytes of payload that it holds.
     bytes: u64,
     #[expect(dead_code, reason = "dropping it is its use")]
-    ticket: Ticket,
+    ticket: PendingGuard,
     #[expect(dead_code, reason = "no other client writes before this is dropped")]
-    permit: Option<Permit>,
+    permit: Option<WritePermit>,
 }
 
 /// A request that found no room.
-enum Kept {
+enum DeferredRequest {
     /// Its payload is not in memory yet.
-    Parsed { head: Head, status: GuestAddress, command: Command },
+    Parsed { head: ChainHead, status: GuestAddress, command: Command },
     /// As returned by the port.
-    Whole(Full<Pending>),
+    Whole(QueueFull<PendingRequest>),
 }
 
 /// How taking from a ring ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Taken {
+pub(crate) enum TakeOutcome {
     /// No more requests are available.
-    All,
-    /// The turn's share is used up; there may be more.
-    Turn,
+    Drained,
+    /// The turn's quota is used up; there may be more.
+    QuotaUsed,
     /// There is no room; the bell will ring.
     Full,
 }
 
-impl Serving {
+impl RequestHandler {
     pub(crate) fn new(
-        (export, exports, writer): (Arc<Export>, ExportTable, Writer),
+        (export, exports, writer): (Arc<Export>, ExportTable, WritingClient),
         route: Route,
-        (requests, replies): (Requests<Pending>, Replies<Pending>),
-        tally: Arc<Tally>,
+        (requests, replies): (RequestSender<PendingRequest>, ReplyReceiver<PendingRequest>),
+        pending_count: Arc<PendingCount>,
         limits: &crate::Limits,
         queues: u16,
     ) -> Self {
@@ -160,7 +161,7 @@ impl Serving {
             route,
             requests,
             replies,
-            tally,
+            pending_count,
             kept: (0..queues).map(|_| None).collect(),
             bytes: 0,
             bytes_max: limits.volume_bytes,
@@ -169,13 +170,13 @@ impl Serving {
             writer,
             permit: None,
             over: None,
-            nonsense: Quiet::default(),
-            refusals: Quiet::default(),
-            share: Share::of_thread(0),
+            nonsense: LogLimit::default(),
+            refusals: LogLimit::default(),
+            quota: TurnQuota::of_thread(0),
             wants_thread: false,
             large: 0,
             large_since: None,
-            stock: Stock::new(STOCK_BYTES),
+            stock: BufferPool::new(STOCK_BYTES),
         }
     }
 
@@ -194,61 +195,61 @@ impl Serving {
     pub(crate) fn take(
         &mut self,
         (index, ring): (u16, &mut Ring),
-        memory: &Arc<Mapped>,
+        memory: &Arc<MappedMemory>,
         only_left: bool,
-    ) -> Taken {
+    ) -> TakeOutcome {
         if self.is_over(memory) {
-            return Taken::All;
+            return TakeOutcome::Drained;
         }
         if let Some(kept) = self.kept[usize::from(index)].take()
             && !self.retry((index, ring), memory, kept)
         {
-            return Taken::Full;
+            return TakeOutcome::Full;
         }
-        while self.share.has(0) {
+        while self.quota.has(0) {
             if only_left && !ring.has_left() {
-                return Taken::All;
+                return TakeOutcome::Drained;
             }
             match ring.take(memory) {
-                Ok(None) => return Taken::All,
+                Ok(None) => return TakeOutcome::Drained,
                 Ok(Some(head)) if self.begin((index, ring), memory, head) => {}
-                Ok(Some(_)) => return Taken::Full,
+                Ok(Some(_)) => return TakeOutcome::Full,
                 Err(error) => {
                     ring.set_faulty(true);
                     // The thread looks again, and reports the error.
                     self.wants_thread = true;
-                    if !self.share.is_on_ring {
+                    if !self.quota.is_on_ring {
                         ring.tell_error();
                         self.complain(&error);
                     }
-                    return Taken::All;
+                    return TakeOutcome::Drained;
                 }
             }
         }
-        Taken::Turn
+        TakeOutcome::QuotaUsed
     }
 
     /// Whether this client is no longer served. In that case, data read from its memory is invalid.
-    pub(crate) fn is_over(&mut self, memory: &Mapped) -> bool {
+    pub(crate) fn is_over(&mut self, memory: &MappedMemory) -> bool {
         if memory.is_cut() {
-            self.over.get_or_insert(Over::Memory);
+            self.over.get_or_insert(EndReason::Memory);
         }
         self.over.is_some()
     }
 
     /// Starts a turn.
-    pub(crate) const fn begin_turn(&mut self, share: Share) {
-        self.share = share;
+    pub(crate) const fn begin_turn(&mut self, quota: TurnQuota) {
+        self.quota = quota;
     }
 
     /// Starts a turn of the engine's thread.
     pub(crate) const fn begin_turn_on_ring(&mut self) {
-        (self.share, self.wants_thread) = (RING_SHARE, false);
+        (self.quota, self.wants_thread) = (RING_QUOTA, false);
     }
 
     /// Limits the rest of the turn to taking requests, after the replies had their part.
     pub(crate) const fn begin_takes_on_ring(&mut self) {
-        self.share.requests = RING_TAKES;
+        self.quota.requests = RING_TAKES;
     }
 
     /// Whether a request of the ring waits for room.
@@ -259,20 +260,20 @@ impl Serving {
     /// How long there has been no large request that needs the volume's own thread. `None` if there
     /// is one now.
     pub(crate) fn small_for(&self) -> Option<Duration> {
-        let is_large = |kept: &Kept| kept.bytes() > LARGE_BYTES;
+        let is_large = |kept: &DeferredRequest| kept.bytes() > LARGE_BYTES;
         if self.large > 0 || self.kept.iter().flatten().any(is_large) {
             return None;
         }
         Some(self.large_since.map_or(Duration::MAX, |since| since.elapsed()))
     }
 
-    /// Passes the engine's replies to the guest, as far as this turn's share permits. Returns true
+    /// Passes the engine's replies to the guest, as far as this turn's quota permits. Returns true
     /// if there may be more.
-    pub(crate) fn answer(&mut self, rings: &mut [Ring], memory: &Arc<Mapped>) -> bool {
-        while self.share.has(0) {
+    pub(crate) fn answer(&mut self, rings: &mut [Ring], memory: &Arc<MappedMemory>) -> bool {
+        while self.quota.has(0) {
             let Some((pending, reply)) = self.replies.try_next() else { return false };
             self.forget_bytes(pending.bytes);
-            self.share.bytes = self.share.bytes.saturating_sub(pending.bytes);
+            self.quota.bytes = self.quota.bytes.saturating_sub(pending.bytes);
             let ring = &mut rings[usize::from(pending.ring)];
             if ring.generation() != pending.generation {
                 self.put_away(pending, reply);
@@ -280,7 +281,7 @@ impl Serving {
             }
             ring.under_way -= 1;
             if reply.result == Err(ErrorKind::Gone) && ring.is_tracked() {
-                self.over = Some(Over::Engine);
+                self.over = Some(EndReason::Engine);
                 continue;
             }
             let (status, written) = pending.outcome(&reply);
@@ -292,7 +293,7 @@ impl Serving {
     }
 
     /// Keeps the buffers of a request for reuse.
-    fn put_away(&mut self, pending: Pending, reply: Reply) {
+    fn put_away(&mut self, pending: PendingRequest, reply: Reply) {
         reply.buffer.into_iter().for_each(|buffer| self.stock.put(buffer));
         self.stock.put_payload(pending.written);
     }
@@ -306,10 +307,10 @@ impl Serving {
     }
 
     /// Drops the request that was kept for a ring, and returns its head.
-    pub(crate) fn forget_kept(&mut self, index: u16) -> Option<Head> {
+    pub(crate) fn forget_kept(&mut self, index: u16) -> Option<ChainHead> {
         match self.kept[usize::from(index)].take()? {
-            Kept::Parsed { head, .. } => Some(head),
-            Kept::Whole(Full { context, .. }) => {
+            DeferredRequest::Parsed { head, .. } => Some(head),
+            DeferredRequest::Whole(QueueFull { context, .. }) => {
                 self.forget_bytes(context.bytes);
                 Some(context.head)
             }
@@ -317,17 +318,22 @@ impl Serving {
     }
 
     /// Starts the request of a chain. Returns false if there is no room for it, and it is kept.
-    fn begin(&mut self, (index, ring): (u16, &mut Ring), memory: &Arc<Mapped>, head: Head) -> bool {
+    fn begin(
+        &mut self,
+        (index, ring): (u16, &mut Ring),
+        memory: &Arc<MappedMemory>,
+        head: ChainHead,
+    ) -> bool {
         match parse(memory, ring.table(), head.index) {
-            Parsed::Run { command, status } => self.run((index, ring), memory, (head, status, command)),
-            Parsed::Refuse { answer, status, why } => {
+            ParsedChain::Run { command, status } => self.run((index, ring), memory, (head, status, command)),
+            ParsedChain::Refuse { answer, status, why } => {
                 if let Some(why) = why {
                     self.complain_of(why);
                 }
                 self.give_back(ring, memory, head.index, (memory, status), (answer, 0));
                 true
             }
-            Parsed::Silence(why) => {
+            ParsedChain::Unanswerable(why) => {
                 self.complain_of(why);
                 if let Err(error) = ring.give_back(memory, head.index, 0) {
                     self.complain(&error);
@@ -337,12 +343,19 @@ impl Serving {
         }
     }
 
-    fn retry(&mut self, (index, ring): (u16, &mut Ring), memory: &Arc<Mapped>, kept: Kept) -> bool {
+    fn retry(
+        &mut self,
+        (index, ring): (u16, &mut Ring),
+        memory: &Arc<MappedMemory>,
+        kept: DeferredRequest,
+    ) -> bool {
         match kept {
-            Kept::Parsed { head, status, command } => {
+            DeferredRequest::Parsed { head, status, command } => {
                 self.run((index, ring), memory, (head, status, command))
             }
-            Kept::Whole(Full { context, operation }) => self.submit((index, ring), context, operation),
+            DeferredRequest::Whole(QueueFull { context, operation }) => {
+                self.submit((index, ring), context, operation)
+            }
         }
     }
 
@@ -351,18 +364,18 @@ impl Serving {
     fn run(
         &mut self,
         (index, ring): (u16, &mut Ring),
-        memory: &Arc<Mapped>,
-        (head, status, command): (Head, GuestAddress, Command),
+        memory: &Arc<MappedMemory>,
+        (head, status, command): (ChainHead, GuestAddress, Command),
     ) -> bool {
         if command.changes_content() && !self.may_write() {
             self.give_back(ring, memory, head.index, (memory, status), (IOERR, 0));
             return true;
         }
         let bytes = command.payload_bytes();
-        let is_for_thread = self.share.is_on_ring && bytes > LARGE_BYTES;
+        let is_for_thread = self.quota.is_on_ring && bytes > LARGE_BYTES;
         self.wants_thread |= is_for_thread;
         if is_for_thread || bytes > 0 && self.bytes > 0 && self.bytes + bytes > self.bytes_max {
-            self.kept[usize::from(index)] = Some(Kept::Parsed { head, status, command });
+            self.kept[usize::from(index)] = Some(DeferredRequest::Parsed { head, status, command });
             return false;
         }
         let fua = self.is_write_through;
@@ -403,23 +416,38 @@ impl Serving {
         }
         self.bytes += bytes;
         self.large += u32::from(bytes > LARGE_BYTES);
-        self.share.bytes = self.share.bytes.saturating_sub(bytes);
+        self.quota.bytes = self.quota.bytes.saturating_sub(bytes);
         let generation = ring.generation();
-        let (memory, ticket) = (Arc::clone(memory), self.tally.enter());
+        let (memory, ticket) = (Arc::clone(memory), self.pending_count.enter());
         let permit = self.permit.clone();
-        let pending =
-            Pending { ring: index, generation, head, status, into, written, memory, bytes, ticket, permit };
+        let pending = PendingRequest {
+            ring: index,
+            generation,
+            head,
+            status,
+            into,
+            written,
+            memory,
+            bytes,
+            ticket,
+            permit,
+        };
         self.submit((index, ring), pending, operation)
     }
 
-    fn submit(&mut self, (index, ring): (u16, &mut Ring), pending: Pending, operation: Operation) -> bool {
+    fn submit(
+        &mut self,
+        (index, ring): (u16, &mut Ring),
+        pending: PendingRequest,
+        operation: Operation,
+    ) -> bool {
         match self.requests.try_submit_by(pending, &self.route, operation) {
             Ok(()) => {
                 ring.under_way += 1;
                 true
             }
             Err(full) => {
-                self.kept[usize::from(index)] = Some(Kept::Whole(full));
+                self.kept[usize::from(index)] = Some(DeferredRequest::Whole(full));
                 false
             }
         }
@@ -467,7 +495,7 @@ impl Serving {
         }
     }
 
-    fn complain_of(&mut self, why: Malformed) {
+    fn complain_of(&mut self, why: ChainError) {
         if let Some(count) = self.refusals.count() {
             let volume = &self.export.name;
             tracing::warn!(event = "vhost-malformed", volume, count, %why, "a guest's request was refused");
@@ -475,17 +503,17 @@ impl Serving {
     }
 }
 
-impl Kept {
+impl DeferredRequest {
     /// Bytes of its content.
     fn bytes(&self) -> u64 {
         match self {
             Self::Parsed { command, .. } => command.payload_bytes(),
-            Self::Whole(Full { context, .. }) => context.bytes,
+            Self::Whole(QueueFull { context, .. }) => context.bytes,
         }
     }
 }
 
-impl Pending {
+impl PendingRequest {
     /// Returns the status and the bytes written besides it, after copying the content to its
     /// destination.
     fn outcome(&self, reply: &Reply) -> (u8, u32) {

@@ -5,8 +5,8 @@
 //! the VMM asks for its base. Each start is a new generation: a reply to a request of an earlier
 //! one is not for this ring any more.
 
-use crate::chain::Table;
-use crate::inflight::{Area, Tracker};
+use crate::chain::DescriptorTable;
+use crate::inflight::{InflightArea, InflightTracker};
 use crate::memory::GuestMemory;
 use crate::signal::{Call, Kick};
 use std::collections::VecDeque;
@@ -49,7 +49,7 @@ pub(crate) struct Ring {
     pub(crate) under_way: u32,
     /// Heads that a former daemon had taken, to be taken again.
     left: VecDeque<u16>,
-    tracker: Option<Tracker>,
+    tracker: Option<InflightTracker>,
     /// Chains were given back, and the guest was not notified yet.
     has_news: bool,
     /// Its content was invalid when it was last read.
@@ -60,7 +60,7 @@ pub(crate) struct Ring {
 
 /// A chain that has been taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Head {
+pub(crate) struct ChainHead {
     pub(crate) index: u16,
     /// It is the available entry just before the next one: it can be put back.
     is_newest: bool,
@@ -135,7 +135,7 @@ impl Ring {
         &mut self,
         kick: File,
         memory: &GuestMemory,
-        inflight: Option<(&Area, u16)>,
+        inflight: Option<(&InflightArea, u16)>,
     ) -> Result<(), RingError> {
         self.kick = Some(Kick::new(kick));
         self.is_listening = true;
@@ -167,7 +167,7 @@ impl Ring {
 
     /// Ends this generation, and returns the index of the next entry to be taken. `kept` is a chain
     /// that was taken and not submitted.
-    pub(crate) fn stop(&mut self, kept: Option<Head>) -> u16 {
+    pub(crate) fn stop(&mut self, kept: Option<ChainHead>) -> u16 {
         if let Some(head) = kept
             && head.is_newest
         {
@@ -213,8 +213,11 @@ impl Ring {
     }
 
     /// Its descriptor table.
-    pub(crate) fn table(&self) -> Table {
-        Table { at: GuestAddress(self.queue.desc_table()), descriptors: u32::from(self.queue.size()) }
+    pub(crate) fn table(&self) -> DescriptorTable {
+        DescriptorTable {
+            at: GuestAddress(self.queue.desc_table()),
+            descriptors: u32::from(self.queue.size()),
+        }
     }
 
     /// The kick to wait for, while the ring runs.
@@ -249,9 +252,9 @@ impl Ring {
     }
 
     /// Takes the next chain to work on, if there is one.
-    pub(crate) fn take(&mut self, memory: &GuestMemory) -> Result<Option<Head>, RingError> {
+    pub(crate) fn take(&mut self, memory: &GuestMemory) -> Result<Option<ChainHead>, RingError> {
         if let Some(index) = self.left.pop_front() {
-            return Ok(Some(Head { index, is_newest: false }));
+            return Ok(Some(ChainHead { index, is_newest: false }));
         }
         let mut available = self.queue.iter(memory).map_err(|error| match error {
             QueueError::InvalidAvailRingIndex => RingError::Available,
@@ -265,7 +268,7 @@ impl Ring {
         if let Some(tracker) = &mut self.tracker {
             tracker.begin(index);
         }
-        Ok(Some(Head { index, is_newest: true }))
+        Ok(Some(ChainHead { index, is_newest: true }))
     }
 
     /// Gives a chain back, with `written` bytes written to it.

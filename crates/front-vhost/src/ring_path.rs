@@ -22,9 +22,9 @@
 //! - **While the engine's thread is awake, no kicks are needed**: it checks the rings itself.
 //!   Before it sleeps it enables kicks.
 
-use crate::device::{Device, Turn};
+use crate::device::{Device, TurnOutcome};
 use crate::session::{lock, notify};
-use bcached_uring::{Bell, Command, Guest, Guests};
+use bcached_uring::{Bell, Command, RingClient, RingHandle};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 
 /// The state shared by the volume's thread and the ring.
-pub(crate) struct Lane {
+pub(crate) struct RingPath {
     /// Signals kicks.
     pub(crate) watch: Arc<OwnedFd>,
     /// Watched, too: signals the end.
@@ -51,9 +51,9 @@ pub(crate) struct Lane {
     is_closed: AtomicBool,
 }
 
-impl Lane {
-    /// Creates a lane on a ring; `thread` wakes the volume's thread.
-    pub(crate) fn new(ring: &Guests, thread: Arc<OwnedFd>) -> io::Result<Arc<Self>> {
+impl RingPath {
+    /// Creates a ring path on a ring; `thread` wakes the volume's thread.
+    pub(crate) fn new(ring: &RingHandle, thread: Arc<OwnedFd>) -> io::Result<Arc<Self>> {
         let watch = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         let end = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&watch, &end, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
@@ -70,11 +70,11 @@ impl Lane {
         }))
     }
 
-    /// Starts the lane. If the ring is gone, the thread keeps the disk.
-    pub(crate) fn host(self: &Arc<Self>, ring: &Guests, device: &Arc<Mutex<Device>>) {
+    /// Starts the ring path. If the ring is gone, the thread keeps the disk.
+    pub(crate) fn host(self: &Arc<Self>, ring: &RingHandle, device: &Arc<Mutex<Device>>) {
         let device = Arc::downgrade(device);
-        let guest = Lent { lane: Arc::clone(self), device, is_armed: false };
-        if let Err(error) = ring.host(Box::new(guest)) {
+        let client = RingDisk { ring_path: Arc::clone(self), device, is_armed: false };
+        if let Err(error) = ring.host(Box::new(client)) {
             tracing::debug!(event = "vhost-no-ring", %error, "a virtual machine's disk is served by its own thread");
         }
     }
@@ -115,7 +115,7 @@ impl Lane {
         !self.is_closed.load(Ordering::SeqCst)
     }
 
-    /// Ends the lane: the ring releases the disk.
+    /// Ends the ring path: the ring releases the disk.
     pub(crate) fn end(&self) {
         self.is_ending.store(true, Ordering::SeqCst);
         notify(&self.end);
@@ -123,16 +123,16 @@ impl Lane {
     }
 }
 
-/// The disk as a guest on the ring.
-struct Lent {
-    lane: Arc<Lane>,
+/// The disk as a client of the ring.
+struct RingDisk {
+    ring_path: Arc<RingPath>,
     /// The disk is owned by its own thread: it ends with that thread, whatever is here.
     device: Weak<Mutex<Device>>,
     /// A poll for kicks is pending in the kernel.
     is_armed: bool,
 }
 
-impl Lent {
+impl RingDisk {
     /// Works on the disk, if it is lent and not locked.
     fn with<T>(&self, work: impl FnOnce(&mut Device) -> T) -> Option<T> {
         let device = self.device.upgrade()?;
@@ -144,47 +144,48 @@ impl Lent {
         device.is_lent.then(|| work(&mut device))
     }
 
-    /// Like [`Lent::with`]. If the disk is locked, the thread that holds the lock rings when it is
-    /// done.
+    /// Like [`RingDisk::with`]. If the disk is locked, the thread that holds the lock rings when it
+    /// is done.
     fn with_or_later<T>(&self, work: impl Fn(&mut Device) -> T) -> Option<T> {
-        if !self.lane.is_lent.load(Ordering::SeqCst) {
+        if !self.ring_path.is_lent.load(Ordering::SeqCst) {
             return None;
         }
         self.with(&work).or_else(|| {
-            self.lane.has_missed.store(true, Ordering::SeqCst);
+            self.ring_path.has_missed.store(true, Ordering::SeqCst);
             // The lock may have been released already.
             self.with(&work)
         })
     }
 
     fn look(&self, is_rung: bool) {
-        let lane = &self.lane;
+        let ring_path = &self.ring_path;
         let turn = self.with_or_later(|device| {
             let turn = device.turn(is_rung);
-            if turn == Turn::Thread {
-                lane.take_back(device);
+            if turn == TurnOutcome::NeedsThread {
+                ring_path.take_back(device);
             }
             turn
         });
         match turn {
-            Some(Turn::More) => lane.ring(),
-            Some(Turn::Thread) => notify(&lane.thread),
-            Some(Turn::Waits) | None => {}
+            Some(TurnOutcome::More) => ring_path.ring(),
+            Some(TurnOutcome::NeedsThread) => notify(&ring_path.thread),
+            Some(TurnOutcome::Idle) | None => {}
         }
     }
 }
 
-impl Guest for Lent {
+impl RingClient for RingDisk {
     fn device(&self) -> Arc<dyn AsFd + Send + Sync> {
-        self.lane.watch.clone()
+        self.ring_path.watch.clone()
     }
 
     fn turn(&mut self, push: &mut dyn FnMut(Command) -> bool) {
         // Cleared before the look, so that a ring of the bell during it is not missed. Also cleared
         // before checking whether the disk is here. Otherwise a thread that lends it in between
         // would mistake the earlier ring for its own.
-        let is_rung = self.lane.rung.load(Ordering::SeqCst) && self.lane.rung.swap(false, Ordering::SeqCst);
-        if !self.lane.is_lent.load(Ordering::SeqCst) {
+        let is_rung =
+            self.ring_path.rung.load(Ordering::SeqCst) && self.ring_path.rung.swap(false, Ordering::SeqCst);
+        if !self.ring_path.is_lent.load(Ordering::SeqCst) {
             return;
         }
         if is_rung || self.has_news() {
@@ -200,7 +201,7 @@ impl Guest for Lent {
         // Which kick it was does not matter: all rings are checked.
         let mut told =
             [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 16];
-        let _many = epoll::wait(&self.lane.watch, &mut told, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        let _many = epoll::wait(&self.ring_path.watch, &mut told, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
     }
 
     fn has_news(&self) -> bool {
@@ -212,7 +213,7 @@ impl Guest for Lent {
     }
 
     fn is_over(&self) -> bool {
-        !self.is_armed && self.lane.is_ending.load(Ordering::SeqCst)
+        !self.is_armed && self.ring_path.is_ending.load(Ordering::SeqCst)
     }
 
     fn leaves_first(&self) -> bool {
@@ -220,29 +221,29 @@ impl Guest for Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for RingDisk {
     fn drop(&mut self) {
-        self.lane.is_closed.store(true, Ordering::SeqCst);
+        self.ring_path.is_closed.store(true, Ordering::SeqCst);
         // The thread may hold the lock for a long time, so it is not taken here; the thread finds
         // out itself.
-        self.lane.is_lent.store(false, Ordering::SeqCst);
-        notify(&self.lane.thread);
+        self.ring_path.is_lent.store(false, Ordering::SeqCst);
+        notify(&self.ring_path.thread);
     }
 }
 
 /// A disk that its own thread has locked.
-pub(crate) struct Held<'a> {
+pub(crate) struct DeviceGuard<'a> {
     device: Option<MutexGuard<'a, Device>>,
-    lane: Option<&'a Lane>,
+    ring_path: Option<&'a RingPath>,
 }
 
-impl<'a> Held<'a> {
-    pub(crate) fn new(device: &'a Mutex<Device>, lane: Option<&'a Lane>) -> Self {
-        Self { device: Some(lock(device)), lane }
+impl<'a> DeviceGuard<'a> {
+    pub(crate) fn new(device: &'a Mutex<Device>, ring_path: Option<&'a RingPath>) -> Self {
+        Self { device: Some(lock(device)), ring_path }
     }
 }
 
-impl std::ops::Deref for Held<'_> {
+impl std::ops::Deref for DeviceGuard<'_> {
     type Target = Device;
 
     fn deref(&self) -> &Device {
@@ -250,15 +251,15 @@ impl std::ops::Deref for Held<'_> {
     }
 }
 
-impl std::ops::DerefMut for Held<'_> {
+impl std::ops::DerefMut for DeviceGuard<'_> {
     fn deref_mut(&mut self) -> &mut Device {
         self.device.as_mut().expect("held until it is dropped")
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for DeviceGuard<'_> {
     fn drop(&mut self) {
         self.device = None;
-        self.lane.into_iter().for_each(Lane::unlocked);
+        self.ring_path.into_iter().for_each(RingPath::unlocked);
     }
 }

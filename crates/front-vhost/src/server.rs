@@ -1,10 +1,10 @@
 //! The server: a socket and a thread for each volume that it is told to serve.
 
-use crate::config::{GuestBlock, REQUEST_BYTES_MAX};
-use crate::volume::{Control, run};
+use crate::config::{GuestBlockSize, REQUEST_BYTES_MAX};
+use crate::volume::{VolumeControl, run};
 use bcached_port::ExportTable;
-use bcached_port::socket::{Listening, SocketError};
-use bcached_uring::Rings;
+use bcached_port::socket::{SocketError, SocketListener};
+use bcached_uring::VolumeRings;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
@@ -24,7 +24,7 @@ pub struct Options {
     /// The limits on what a VMM uses.
     pub limits: Limits,
     /// The rings of the engines that serve volumes, for the fast path of disks.
-    pub rings: Rings,
+    pub rings: VolumeRings,
 }
 
 /// The most that the VMM of a volume may use.
@@ -47,7 +47,7 @@ pub struct VolumeOptions {
     /// and unused ones cost nothing.
     pub queues: u16,
     /// The logical block size for guests.
-    pub block: GuestBlock,
+    pub block: GuestBlockSize,
 }
 
 /// Why a server did not start.
@@ -91,14 +91,14 @@ pub enum ServeError {
 
 /// Volumes with requests that the engine has not answered in time.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct StillBusy {
+pub struct ShutdownTimeout {
     /// The names of the volumes, each with its number of requests.
     pub volumes: Vec<(String, usize)>,
 }
 
 /// A connected VMM, for people.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Client {
+pub struct ClientInfo {
     /// The volume's name.
     pub volume: String,
     /// Whether it has written.
@@ -112,11 +112,11 @@ pub struct Client {
 pub struct VhostServer {
     options: Options,
     exports: ExportTable,
-    volumes: Mutex<BTreeMap<String, Served>>,
+    volumes: Mutex<BTreeMap<String, ServedVolume>>,
 }
 
-struct Served {
-    control: Arc<Control>,
+struct ServedVolume {
+    control: Arc<VolumeControl>,
     thread: JoinHandle<()>,
 }
 
@@ -135,7 +135,7 @@ impl Default for Limits {
 
 impl Default for VolumeOptions {
     fn default() -> Self {
-        Self { queues: 8, block: GuestBlock::default() }
+        Self { queues: 8, block: GuestBlockSize::default() }
     }
 }
 
@@ -179,14 +179,14 @@ impl VhostServer {
         if volumes.contains_key(name) {
             return Err(ServeError::AlreadyServed(name.to_owned()));
         }
-        let listening = Listening::on(&self.socket_path(name), self.options.group)?;
+        let listening = SocketListener::on(&self.socket_path(name), self.options.group)?;
         let shared = (self.exports.clone(), self.options.rings.clone());
         let limits = self.options.limits.clone();
-        let control = Arc::new(Control::new(name.to_owned(), shared, limits, options)?);
+        let control = Arc::new(VolumeControl::new(name.to_owned(), shared, limits, options)?);
         let shared = Arc::clone(&control);
         let builder = thread::Builder::new().name(format!("vhost-{name}")).stack_size(STACK_BYTES);
         let thread = builder.spawn(move || run(&shared, listening))?;
-        volumes.insert(name.to_owned(), Served { control, thread });
+        volumes.insert(name.to_owned(), ServedVolume { control, thread });
         Ok(())
     }
 
@@ -196,7 +196,7 @@ impl VhostServer {
     pub fn bind_again(&self, path: &Path) -> Option<Result<(), SocketError>> {
         let volumes = self.lock();
         let (_, served) = volumes.iter().find(|(name, _)| self.socket_path(name) == path)?;
-        let bound = Listening::on(path, self.options.group);
+        let bound = SocketListener::on(path, self.options.group);
         Some(bound.map(|bound| served.control.listen_on(bound)))
     }
 
@@ -234,11 +234,11 @@ impl VhostServer {
 
     /// The connected VMMs.
     #[must_use]
-    pub fn clients(&self) -> Vec<Client> {
-        let client = |(name, served): (&String, &Served)| {
+    pub fn clients(&self) -> Vec<ClientInfo> {
+        let client = |(name, served): (&String, &ServedVolume)| {
             let connected = served.control.client()?;
-            let requests = served.control.tally.count();
-            Some(Client { volume: name.clone(), is_writing: connected.is_writing, requests })
+            let requests = served.control.pending_count.count();
+            Some(ClientInfo { volume: name.clone(), is_writing: connected.is_writing, requests })
         };
         self.lock().iter().filter_map(client).collect()
     }
@@ -257,8 +257,8 @@ impl VhostServer {
     /// not served.
     ///
     /// # Errors
-    /// [`StillBusy`] if the engine owes replies even then. They are dropped when they arrive.
-    pub fn stop(&self, name: &str, limit: Duration) -> Result<(), StillBusy> {
+    /// [`ShutdownTimeout`] if the engine owes replies even then. They are dropped when they arrive.
+    pub fn stop(&self, name: &str, limit: Duration) -> Result<(), ShutdownTimeout> {
         let served = self.lock().remove(name);
         stop_all(served.into_iter().collect(), limit)
     }
@@ -266,22 +266,22 @@ impl VhostServer {
     /// Stops all volumes at the same time, like [`VhostServer::stop`].
     ///
     /// # Errors
-    /// [`StillBusy`].
-    pub fn shutdown(self, limit: Duration) -> Result<(), StillBusy> {
+    /// [`ShutdownTimeout`].
+    pub fn shutdown(self, limit: Duration) -> Result<(), ShutdownTimeout> {
         let volumes = std::mem::take(&mut *self.lock());
         stop_all(volumes.into_values().collect(), limit)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Served>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, ServedVolume>> {
         self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn stop_all(volumes: Vec<Served>, limit: Duration) -> Result<(), StillBusy> {
+fn stop_all(volumes: Vec<ServedVolume>, limit: Duration) -> Result<(), ShutdownTimeout> {
     let deadline = Instant::now() + limit;
     volumes.iter().for_each(|served| served.control.stop(deadline));
     let mut busy = Vec::new();
-    for Served { control, thread } in volumes {
+    for ServedVolume { control, thread } in volumes {
         if !control.wait_ended(deadline) {
             control.cut();
         }
@@ -291,12 +291,12 @@ fn stop_all(volumes: Vec<Served>, limit: Duration) -> Result<(), StillBusy> {
             tracing::error!(event = "vhost-failed", volume, "the vhost-user thread of a volume panicked");
         }
         // Includes those of former VMMs.
-        let requests = control.tally.wait_none(deadline);
+        let requests = control.pending_count.wait_none(deadline);
         if !has_ended || requests > 0 {
             busy.push((control.name.clone(), requests));
         }
     }
-    if busy.is_empty() { Ok(()) } else { Err(StillBusy { volumes: busy }) }
+    if busy.is_empty() { Ok(()) } else { Err(ShutdownTimeout { volumes: busy }) }
 }
 
 impl Drop for VhostServer {
@@ -308,7 +308,7 @@ impl Drop for VhostServer {
     }
 }
 
-impl fmt::Display for StillBusy {
+impl fmt::Display for ShutdownTimeout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let one = |(name, requests): &(String, usize)| format!("{name:?} ({requests} requests)");
         let all: Vec<String> = self.volumes.iter().map(one).collect();
@@ -316,4 +316,4 @@ impl fmt::Display for StillBusy {
     }
 }
 
-impl std::error::Error for StillBusy {}
+impl std::error::Error for ShutdownTimeout {}

@@ -8,12 +8,12 @@
 //! them the guest's memory is unmapped. The next VMM is served immediately: requests of both stay
 //! in order, because the engine carries out overlapping ones in order of arrival.
 
-use crate::config_notice::Notices;
-use crate::device::{Device, Setup};
-use crate::requests::{Over, Serving};
-use crate::ring_path::{Held, Lane};
-use crate::volume::{Control, Order};
-use crate::writer_claim::Writer;
+use crate::config_notice::ConfigNotifier;
+use crate::device::{Device, DeviceParams};
+use crate::requests::{EndReason, RequestHandler};
+use crate::ring_path::{DeviceGuard, RingPath};
+use crate::volume::{ThreadCommand, VolumeControl};
+use crate::writer_claim::WritingClient;
 use bcached_port::{Bell, Export};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -33,7 +33,7 @@ const STREAM_PAUSE: Duration = Duration::from_millis(1);
 
 /// Why a session ended that was not ended by its VMM.
 #[derive(Debug, Error)]
-pub(crate) enum Broken {
+pub(crate) enum SessionError {
     #[error("the VMM violated the protocol: {0}")]
     Protocol(ProtocolError),
     #[error(
@@ -57,12 +57,12 @@ pub(crate) enum Broken {
 
 /// A session.
 struct Session<'a> {
-    control: &'a Control,
+    control: &'a VolumeControl,
     device: Arc<Mutex<Device>>,
     handler: BackendReqHandler<Mutex<Device>>,
     socket: Arc<UnixStream>,
     bell: Arc<OwnedFd>,
-    lane: Option<Arc<Lane>>,
+    ring_path: Option<Arc<RingPath>>,
     /// Rings that were not emptied in their turn, for fairness.
     unfinished: Vec<u16>,
     queues: u16,
@@ -70,7 +70,7 @@ struct Session<'a> {
 
 /// The reasons for a wake-up.
 #[derive(Default)]
-struct Woken {
+struct WakeReasons {
     message: bool,
     bell: bool,
     order: bool,
@@ -80,31 +80,36 @@ struct Woken {
 
 /// Serves one VMM to its end.
 pub(crate) fn serve(
-    control: &Control,
+    control: &VolumeControl,
     listener: BorrowedFd<'_>,
     export: &Arc<Export>,
     stream: UnixStream,
-) -> Result<(), Broken> {
+) -> Result<(), SessionError> {
     let mut session = Session::begin(control, export, stream)?;
     let result = session.run(listener);
-    if result.is_ok() && control.order() == Order::Stop {
+    if result.is_ok() && control.order() == ThreadCommand::Stop {
         session.wind_up();
     }
     result
 }
 
 impl<'a> Session<'a> {
-    fn begin(control: &'a Control, export: &Arc<Export>, stream: UnixStream) -> Result<Self, Broken> {
-        let route = export.served.clone().ok_or(Broken::NotServed)?;
+    fn begin(
+        control: &'a VolumeControl,
+        export: &Arc<Export>,
+        stream: UnixStream,
+    ) -> Result<Self, SessionError> {
+        let route = export.served.clone().ok_or(SessionError::NotServed)?;
         stream.set_read_timeout(Some(MESSAGE_LIMIT))?;
         stream.set_write_timeout(Some(MESSAGE_LIMIT))?;
         let bell =
             Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?);
         let waits = Arc::clone(&bell);
-        let guests = control.rings.of(export.uuid.0);
-        let lane = guests.as_ref().map(|ring| Lane::new(ring, Arc::clone(&bell))).transpose()?;
-        let ring: Bell = match lane.clone() {
-            Some(lane) => Arc::new(move || lane.tell()),
+        let ring_handle = control.rings.of(export.uuid.0);
+        let ring_path =
+            ring_handle.as_ref().map(|ring| RingPath::new(ring, Arc::clone(&bell))).transpose()?;
+        let ring: Bell = match ring_path.clone() {
+            Some(ring_path) => Arc::new(move || ring_path.tell()),
             None => {
                 let rings = Arc::clone(&bell);
                 Arc::new(move || notify(&rings))
@@ -112,14 +117,14 @@ impl<'a> Session<'a> {
         };
         let queues = control.options.queues;
         let halves = route.connect_with_bell(control.limits.requests, ring);
-        let (tally, limits) = (Arc::clone(&control.tally), &control.limits);
+        let (pending_count, limits) = (Arc::clone(&control.pending_count), &control.limits);
         let socket = Arc::new(stream.try_clone()?);
         let goes_on = || !control.is_stopping();
-        let writer = Writer::connects((&control.exports, export), control.peer, &socket, goes_on);
+        let writer = WritingClient::connects((&control.exports, export), control.peer, &socket, goes_on);
         let is_read_only = writer.is_offered_read_only;
         let what = (Arc::clone(export), control.exports.clone(), writer);
-        let serving = Serving::new(what, route, halves, tally, limits, queues);
-        let setup = Setup {
+        let serving = RequestHandler::new(what, route, halves, pending_count, limits, queues);
+        let setup = DeviceParams {
             exports: control.exports.clone(),
             block: control.options.block,
             is_read_only,
@@ -132,13 +137,13 @@ impl<'a> Session<'a> {
             drain: control.limits.drain,
         };
         let device = Arc::new(Mutex::new(Device::new(serving, setup)?));
-        guests.iter().zip(&lane).for_each(|(ring, lane)| lane.host(ring, &device));
+        ring_handle.iter().zip(&ring_path).for_each(|(ring, ring_path)| ring_path.host(ring, &device));
         control.connected(stream.try_clone()?);
         let handler = BackendReqHandler::from_stream(stream, Arc::clone(&device));
-        Ok(Self { control, device, handler, socket, bell, lane, unfinished: Vec::new(), queues })
+        Ok(Self { control, device, handler, socket, bell, ring_path, unfinished: Vec::new(), queues })
     }
 
-    fn run(&mut self, listener: BorrowedFd<'_>) -> Result<(), Broken> {
+    fn run(&mut self, listener: BorrowedFd<'_>) -> Result<(), SessionError> {
         loop {
             let limit = if self.unfinished.is_empty() { self.lend() } else { Some(Duration::ZERO) };
             let woken = self.sleep(listener, limit)?;
@@ -148,9 +153,9 @@ impl<'a> Session<'a> {
             if woken.order {
                 self.control.clear();
                 match self.control.order() {
-                    Order::Stop => return Ok(()),
-                    Order::Tell => self.device().tell_of_change(),
-                    Order::Serve => {}
+                    ThreadCommand::Stop => return Ok(()),
+                    ThreadCommand::NotifyChange => self.device().tell_of_change(),
+                    ThreadCommand::Serve => {}
                 }
             }
             if woken.newcomer {
@@ -163,7 +168,7 @@ impl<'a> Session<'a> {
     /// Lends the disk to the ring, if there is one and the disk is fit for it. Otherwise returns
     /// when to try again, if that may help.
     fn lend(&self) -> Option<Duration> {
-        let lane = self.lane.as_deref().filter(|lane| lane.is_open())?;
+        let ring_path = self.ring_path.as_deref().filter(|ring_path| ring_path.is_open())?;
         let mut device = self.device();
         if device.is_lent {
             return None;
@@ -173,21 +178,21 @@ impl<'a> Session<'a> {
         if small_for < STREAM_PAUSE {
             return Some(STREAM_PAUSE - small_for);
         }
-        lane.lend(&mut device);
+        ring_path.lend(&mut device);
         None
     }
 
     /// Takes the disk back, wherever it is.
     fn take_back(&self) {
-        if let Some(lane) = &self.lane {
-            lane.take_back(&mut self.device());
+        if let Some(ring_path) = &self.ring_path {
+            ring_path.take_back(&mut self.device());
         }
     }
 
     /// Handles one message. Returns false if the VMM has hung up.
-    fn hear(&mut self) -> Result<bool, Broken> {
+    fn hear(&mut self) -> Result<bool, SessionError> {
         self.take_back();
-        self.device().notices_offered = Notices::peek(&self.socket);
+        self.device().notices_offered = ConfigNotifier::peek(&self.socket);
         match self.handler.handle_request() {
             Ok(()) => Ok(true),
             Err(ProtocolError::Disconnected) => Ok(false),
@@ -200,25 +205,25 @@ impl<'a> Session<'a> {
             {
                 Ok(false)
             }
-            Err(_) if self.device().shares_nothing => Err(Broken::NotShared),
-            Err(error) => Err(Broken::Protocol(error)),
+            Err(_) if self.device().shares_nothing => Err(SessionError::NotShared),
+            Err(error) => Err(SessionError::Protocol(error)),
         }
     }
 
-    fn work(&mut self, woken: Woken) -> Result<(), Broken> {
+    fn work(&mut self, woken: WakeReasons) -> Result<(), SessionError> {
         if woken.bell {
             clear(&self.bell);
         }
-        let mut device = Held::new(&self.device, self.lane.as_deref());
+        let mut device = DeviceGuard::new(&self.device, self.ring_path.as_deref());
         if device.is_lent
-            && let Some(lane) = &self.lane
+            && let Some(ring_path) = &self.ring_path
         {
-            if lane.is_open() {
+            if ring_path.is_open() {
                 return Ok(());
             }
-            // The ring is gone, and the disk is here again. The lane is told so, too, because the
-            // disk may have been lent after the ring released it.
-            lane.take_back(&mut device);
+            // The ring is gone, and the disk is here again. The ring path is told so, too, because
+            // the disk may have been lent after the ring released it.
+            ring_path.take_back(&mut device);
         }
         if woken.bell {
             device.answer();
@@ -240,13 +245,13 @@ impl<'a> Session<'a> {
         self.control.note(device.serving.is_writing());
         match device.over() {
             None => Ok(()),
-            Some(Over::Engine) => Err(Broken::Engine),
-            Some(Over::Memory) => Err(Broken::Memory),
+            Some(EndReason::Engine) => Err(SessionError::Engine),
+            Some(EndReason::Memory) => Err(SessionError::Memory),
         }
     }
 
     /// Sleeps until there is something to do, at most for the given time.
-    fn sleep(&self, listener: BorrowedFd<'_>, limit: Option<Duration>) -> io::Result<Woken> {
+    fn sleep(&self, listener: BorrowedFd<'_>, limit: Option<Duration>) -> io::Result<WakeReasons> {
         let device = Some(self.device()).filter(|device| !device.is_lent);
         let rings = device.as_ref().map_or(&[][..], |device| &device.rings);
         let kicks = (0..).zip(rings).filter_map(|(index, ring)| Some((index, ring.kick()?)));
@@ -257,7 +262,7 @@ impl<'a> Session<'a> {
         wait(&mut fds, limit)?;
         let has = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let (fixed, kicks) = fds.split_at(fixed.len());
-        Ok(Woken {
+        Ok(WakeReasons {
             message: has(&fixed[0]),
             bell: has(&fixed[1]),
             order: has(&fixed[2]),
@@ -290,15 +295,15 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn device(&self) -> Held<'_> {
-        Held::new(&self.device, self.lane.as_deref())
+    fn device(&self) -> DeviceGuard<'_> {
+        DeviceGuard::new(&self.device, self.ring_path.as_deref())
     }
 }
 
 impl Drop for Session<'_> {
     fn drop(&mut self) {
         self.take_back();
-        self.lane.iter().for_each(|lane| lane.end());
+        self.ring_path.iter().for_each(|ring_path| ring_path.end());
     }
 }
 

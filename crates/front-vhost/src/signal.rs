@@ -1,12 +1,12 @@
 //! Descriptors by which a VMM and this daemon notify each other of entries in a ring.
 //!
 //! They come from the VMM, which has them open as well, and may be anything. None of them is waited
-//! for: kicks are read with a non-blocking flag, and calls go through [`Caller`]. A descriptor that
-//! is not an eventfd is written to directly by the volume's own thread, which blocks no other
-//! volume if that turns out badly. The engine's thread, which serves other volumes too, does not
-//! use it.
+//! for: kicks are read with a non-blocking flag, and calls go through [`EventfdCaller`]. A
+//! descriptor that is not an eventfd is written to directly by the volume's own thread, which
+//! blocks no other volume if that turns out badly. The engine's thread, which serves other volumes
+//! too, does not use it.
 
-use bcached_uring::Caller;
+use bcached_uring::EventfdCaller;
 use rustix::event::epoll;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -26,7 +26,7 @@ pub(crate) struct Kick {
 pub(crate) struct Call {
     file: File,
     /// The non-blocking way to signal it, if it is an eventfd.
-    caller: Option<Caller>,
+    caller: Option<EventfdCaller>,
 }
 
 impl Kick {
@@ -57,7 +57,7 @@ impl Kick {
         if self.watch.is_some() {
             return true;
         }
-        if Caller::new(self.file.as_fd()).is_err() {
+        if EventfdCaller::new(self.file.as_fd()).is_err() {
             return false;
         }
         // Edge-triggered: the receiver checks the ring, and need not read the counter.
@@ -85,7 +85,7 @@ impl Drop for Kick {
 
 impl Call {
     pub(crate) fn new(file: File) -> Self {
-        let caller = Caller::new(file.as_fd()).ok();
+        let caller = EventfdCaller::new(file.as_fd()).ok();
         if caller.is_none() {
             must_not_block(&file);
         }

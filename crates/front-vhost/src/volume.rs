@@ -1,11 +1,11 @@
 //! One volume's socket and its thread: it serves one VMM after another.
 
-use crate::pending_count::Tally;
+use crate::pending_count::PendingCount;
 use crate::server::{Limits, VolumeOptions};
 use crate::session::{clear, notify, serve, wait};
-use bcached_port::socket::Listening;
-use bcached_port::{Export, ExportTable, Peer, Quiet};
-use bcached_uring::Rings;
+use bcached_port::socket::SocketListener;
+use bcached_port::{Export, ExportTable, LogLimit, Peer};
+use bcached_uring::VolumeRings;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
@@ -24,17 +24,17 @@ static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 /// The server's order to a volume's thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Order {
+pub(crate) enum ThreadCommand {
     /// Continue.
     Serve,
     /// Tell the VMM that the volume has changed, then continue.
-    Tell,
+    NotifyChange,
     /// Stop.
     Stop,
 }
 
 /// The state that a volume's thread shares with the server.
-pub(crate) struct Control {
+pub(crate) struct VolumeControl {
     pub(crate) name: String,
     pub(crate) exports: ExportTable,
     /// The number of the socket, unique within this process.
@@ -44,16 +44,16 @@ pub(crate) struct Control {
     pub(crate) limits: Limits,
     pub(crate) options: VolumeOptions,
     /// The rings of the engines that serve volumes, for the fast path of disks.
-    pub(crate) rings: Rings,
+    pub(crate) rings: VolumeRings,
     /// Counts the requests that the engine has not answered.
-    pub(crate) tally: Arc<Tally>,
-    state: Mutex<State>,
+    pub(crate) pending_count: Arc<PendingCount>,
+    state: Mutex<VolumeState>,
     /// Signalled when the thread has ended.
     ended: Condvar,
     wake: OwnedFd,
 }
 
-struct State {
+struct VolumeState {
     /// The deadline by which the thread has to end.
     stop_by: Option<Instant>,
     is_changed: bool,
@@ -61,33 +61,33 @@ struct State {
     client: Option<UnixStream>,
     is_writing: bool,
     /// A recreated socket, to replace the current one, whose file was removed.
-    again: Option<Listening>,
+    again: Option<SocketListener>,
     has_ended: bool,
-    crowded: Quiet,
-    broken: Quiet,
+    crowded: LogLimit,
+    broken: LogLimit,
 }
 
 /// The VMM connected to a volume.
-pub(crate) struct Connected {
+pub(crate) struct ConnectedVmm {
     pub(crate) is_writing: bool,
 }
 
-impl Control {
+impl VolumeControl {
     pub(crate) fn new(
         name: String,
-        (exports, rings): (ExportTable, Rings),
+        (exports, rings): (ExportTable, VolumeRings),
         limits: Limits,
         options: VolumeOptions,
     ) -> io::Result<Self> {
-        let state = State {
+        let state = VolumeState {
             stop_by: None,
             is_changed: false,
             client: None,
             is_writing: false,
             again: None,
             has_ended: false,
-            crowded: Quiet::default(),
-            broken: Quiet::default(),
+            crowded: LogLimit::default(),
+            broken: LogLimit::default(),
         };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (state, ended) = (Mutex::new(state), Condvar::new());
@@ -101,7 +101,7 @@ impl Control {
             limits,
             options,
             rings,
-            tally: Arc::default(),
+            pending_count: Arc::default(),
             state,
             ended,
             wake,
@@ -117,13 +117,13 @@ impl Control {
         clear(&self.wake);
     }
 
-    /// Returns the current order. [`Order::Tell`] is returned once for each change.
-    pub(crate) fn order(&self) -> Order {
+    /// Returns the current order. [`ThreadCommand::NotifyChange`] is returned once for each change.
+    pub(crate) fn order(&self) -> ThreadCommand {
         let mut state = self.lock();
         if state.stop_by.is_some() {
-            return Order::Stop;
+            return ThreadCommand::Stop;
         }
-        if std::mem::take(&mut state.is_changed) { Order::Tell } else { Order::Serve }
+        if std::mem::take(&mut state.is_changed) { ThreadCommand::NotifyChange } else { ThreadCommand::Serve }
     }
 
     /// Whether the thread has to stop. Does not consume the order.
@@ -154,9 +154,9 @@ impl Control {
     }
 
     /// Returns the connected VMM, if there is one.
-    pub(crate) fn client(&self) -> Option<Connected> {
+    pub(crate) fn client(&self) -> Option<ConnectedVmm> {
         let state = self.lock();
-        state.client.as_ref().map(|_| Connected { is_writing: state.is_writing })
+        state.client.as_ref().map(|_| ConnectedVmm { is_writing: state.is_writing })
     }
 
     /// Announces that the volume has changed.
@@ -166,7 +166,7 @@ impl Control {
     }
 
     /// Makes VMMs connect at another socket from now on.
-    pub(crate) fn listen_on(&self, again: Listening) {
+    pub(crate) fn listen_on(&self, again: SocketListener) {
         self.lock().again = Some(again);
         notify(&self.wake);
     }
@@ -221,7 +221,7 @@ impl Control {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, VolumeState> {
         // The fields are consistent between any two statements, so a panic elsewhere does not
         // corrupt them.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -229,9 +229,9 @@ impl Control {
 }
 
 /// Marks the thread as ended when it is about to return, even if it panics.
-struct Ending<'a>(&'a Control);
+struct ThreadEndGuard<'a>(&'a VolumeControl);
 
-impl Drop for Ending<'_> {
+impl Drop for ThreadEndGuard<'_> {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         (state.has_ended, state.client) = (true, None);
@@ -241,14 +241,14 @@ impl Drop for Ending<'_> {
 }
 
 /// The body of a volume's thread. The socket is removed when it ends.
-pub(crate) fn run(control: &Control, listening: Listening) {
-    let _ending = Ending(control);
+pub(crate) fn run(control: &VolumeControl, listening: SocketListener) {
+    let _ending = ThreadEndGuard(control);
     // The socket is removed before the end is signalled: a thread that waited for the end may
     // create it again.
     let mut listening = listening;
     let mut pause = None;
     // Checked each time: a session that was ended by the order has already cleared its signal.
-    while control.order() != Order::Stop {
+    while control.order() != ThreadCommand::Stop {
         let mut fds = vec![PollFd::from_borrowed_fd(control.wake(), PollFlags::IN)];
         if pause.is_none() {
             fds.push(PollFd::new(&listening, PollFlags::IN));
@@ -267,7 +267,7 @@ pub(crate) fn run(control: &Control, listening: Listening) {
         }
         control.clear();
         pause = None;
-        if control.order() == Order::Stop {
+        if control.order() == ThreadCommand::Stop {
             return;
         }
         match accept_with(&listening, SocketFlags::CLOEXEC) {
@@ -287,7 +287,7 @@ pub(crate) fn run(control: &Control, listening: Listening) {
     }
 }
 
-fn serve_one(control: &Control, listening: &Listening, stream: UnixStream) {
+fn serve_one(control: &VolumeControl, listening: &SocketListener, stream: UnixStream) {
     let volume = &control.name;
     let found = control.exports.find(volume);
     // Accepts only a match by name: an absent volume must not be confused with one that has this

@@ -4,9 +4,9 @@
 mod support;
 
 use bcached_front_vhost::{
-    Limits, Options, Rings, ServeError, StartError, StillBusy, VhostServer, VolumeOptions,
+    Limits, Options, ServeError, ShutdownTimeout, StartError, VhostServer, VolumeOptions, VolumeRings,
 };
-use bcached_port::ram::Ram;
+use bcached_port::ram::RamServer;
 use bcached_port::socket::SocketError;
 use bcached_port::{ExportTable, Route};
 use std::fs;
@@ -16,18 +16,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
-use support::guest::{Guest, OK};
-use support::vmm::{EVENT_IDX, USUAL, Vmm, region};
+use support::guest::{OK, TestGuest};
+use support::vmm::{EVENT_IDX, TestVmm, USUAL, region};
 use support::{
-    LIMIT, Served, TANK, TANK_SECTORS, holding, pattern, serve, tank, volume_options, wait_until, write,
+    LIMIT, TANK, TANK_SECTORS, TestServer, holding, pattern, serve, tank, volume_options, wait_until, write,
 };
 use vhost::VhostBackend as _;
 use vhost::vhost_user::{FrontendReqHandler, VhostUserFrontend as _, VhostUserFrontendReqHandlerMut};
 
 /// Starts a guest with so many queues whose disk is the tank, and its VMM.
-fn running(served: &Served, queues: u16) -> (Guest, Vmm) {
-    let mut guest = Guest::new(queues);
-    let mut vmm = Vmm::connect(&served.socket("tank"));
+fn running(served: &TestServer, queues: u16) -> (TestGuest, TestVmm) {
+    let mut guest = TestGuest::new(queues);
+    let mut vmm = TestVmm::connect(&served.socket("tank"));
     vmm.run(&mut guest, USUAL);
     (guest, vmm)
 }
@@ -35,9 +35,9 @@ fn running(served: &Served, queues: u16) -> (Guest, Vmm) {
 #[test]
 fn a_guest_goes_on_however_often_its_vmm_connects_again() {
     let served = serve();
-    let mut guest = Guest::new(2);
+    let mut guest = TestGuest::new(2);
     for round in 0..60 {
-        let mut vmm = Vmm::connect_again(&served.socket("tank"));
+        let mut vmm = TestVmm::connect_again(&served.socket("tank"));
         vmm.run(&mut guest, if round % 2 == 0 { USUAL } else { USUAL | EVENT_IDX });
         let content = pattern(4096, round);
         for queue in &mut guest.queues {
@@ -69,7 +69,7 @@ fn a_socket_that_is_bound_again_is_for_the_next_vmm() {
         guest.queues[0].write(8 * round, &[5; 4096]);
     }
     drop(vmm);
-    let mut vmm = Vmm::connect_again(&socket);
+    let mut vmm = TestVmm::connect_again(&socket);
     vmm.run(&mut guest, USUAL);
     assert_eq!(guest.queues[0].read(8, 4096), [5; 4096]);
     assert!(served.server().bind_again(&socket.with_file_name("none.sock")).is_none());
@@ -81,12 +81,12 @@ fn a_second_vmm_is_turned_away_and_does_not_disturb_the_first() {
     let (mut guest, vmm) = running(&served, 1);
     for _ in 0..5 {
         let start = Instant::now();
-        assert!(Vmm::try_connect(&served.socket("tank")).is_err());
+        assert!(TestVmm::try_connect(&served.socket("tank")).is_err());
         assert!(start.elapsed() < LIMIT / 2, "closed at once");
         guest.queues[0].write(0, &[5; 512]);
     }
     drop(vmm);
-    Vmm::connect_again(&served.socket("tank"));
+    TestVmm::connect_again(&served.socket("tank"));
 }
 
 /// When a VMM stops a queue, every request taken is answered first, and no other is taken.
@@ -156,8 +156,8 @@ fn a_held_route_keeps_requests_and_not_the_thread() {
 #[test]
 fn requests_of_a_daemon_that_died_are_done_by_the_next() {
     let (served, hold, seen) = holding(Limits::default());
-    let mut guest = Guest::new(2);
-    let mut vmm = Vmm::connect(&served.socket("tank"));
+    let mut guest = TestGuest::new(2);
+    let mut vmm = TestVmm::connect(&served.socket("tank"));
     let area = vmm.inflight(2);
     vmm.set_inflight(&area);
     vmm.run(&mut guest, USUAL);
@@ -177,7 +177,7 @@ fn requests_of_a_daemon_that_died_are_done_by_the_next() {
 
     // Nothing about the guest has changed, except for one more request.
     guest.queues[0].submit(&write(200, &[9; 512]));
-    let mut vmm = Vmm::connect_again(&served.socket("tank"));
+    let mut vmm = TestVmm::connect_again(&served.socket("tank"));
     vmm.set_inflight(&area);
     let before = seen.load(Ordering::SeqCst);
     vmm.run(&mut guest, USUAL);
@@ -198,8 +198,8 @@ fn requests_of_a_daemon_that_died_are_done_by_the_next() {
 #[test]
 fn an_engine_that_is_gone_fails_nobody_who_can_come_again() {
     let (served, hold, seen) = holding(Limits::default());
-    let mut guest = Guest::new(1);
-    let mut vmm = Vmm::connect(&served.socket("tank"));
+    let mut guest = TestGuest::new(1);
+    let mut vmm = TestVmm::connect(&served.socket("tank"));
     let area = vmm.inflight(1);
     vmm.set_inflight(&area);
     vmm.run(&mut guest, USUAL);
@@ -208,13 +208,13 @@ fn an_engine_that_is_gone_fails_nobody_who_can_come_again() {
         guest.queues[0].send(&write(n, &[7; 512]));
     }
     wait_until("all requests", || seen.load(Ordering::SeqCst) == 3);
-    let next = Ram::start(&[(TANK, TANK_SECTORS)]);
+    let next = RamServer::start(&[(TANK, TANK_SECTORS)]);
     served.exports.insert(tank(&next));
     // The first engine answers the requests that it holds with `Gone` when it is dropped.
     drop_ram(served, |served| {
         served.wait_for_clients(0);
         assert_eq!(guest.queues[0].try_used(), None, "no answer is no error");
-        let mut vmm = Vmm::connect_again(&served.socket("tank"));
+        let mut vmm = TestVmm::connect_again(&served.socket("tank"));
         vmm.set_inflight(&area);
         vmm.run(&mut guest, USUAL);
         for _ in 0..3 {
@@ -225,14 +225,14 @@ fn an_engine_that_is_gone_fails_nobody_who_can_come_again() {
 }
 
 /// Replaces the engine with another, and thereby ends the old one.
-fn drop_ram(mut served: Served, then: impl FnOnce(&Served)) {
-    drop(std::mem::replace(&mut served.ram, Ram::start(&[])));
+fn drop_ram(mut served: TestServer, then: impl FnOnce(&TestServer)) {
+    drop(std::mem::replace(&mut served.ram, RamServer::start(&[])));
     then(&served);
 }
 
-struct Listens(mpsc::Sender<()>);
+struct ConfigChangeListener(mpsc::Sender<()>);
 
-impl VhostUserFrontendReqHandlerMut for Listens {
+impl VhostUserFrontendReqHandlerMut for ConfigChangeListener {
     fn handle_config_change(&mut self) -> std::io::Result<u64> {
         self.0.send(()).expect("somebody waits");
         Ok(0)
@@ -244,9 +244,9 @@ fn a_vmm_is_told_that_its_disk_has_grown() {
     let served = serve();
     let (mut guest, mut vmm) = running(&served, 1);
     let (tells, told) = mpsc::channel();
-    let listens = Arc::new(std::sync::Mutex::new(Listens(tells)));
+    let listens = Arc::new(std::sync::Mutex::new(ConfigChangeListener(tells)));
     let mut handler = FrontendReqHandler::new(listens).expect("a channel");
-    vmm.frontend.set_backend_request_fd(&Raw(handler.get_tx_raw_fd())).expect("is taken");
+    vmm.frontend.set_backend_request_fd(&RawDescriptor(handler.get_tx_raw_fd())).expect("is taken");
     let mut grown = tank(&served.ram);
     grown.sectors = 2 * TANK_SECTORS;
     served.exports.insert(grown);
@@ -258,9 +258,9 @@ fn a_vmm_is_told_that_its_disk_has_grown() {
     guest.queues[0].write(0, &[1; 512]);
 }
 
-struct Raw(std::os::fd::RawFd);
+struct RawDescriptor(std::os::fd::RawFd);
 
-impl std::os::fd::AsRawFd for Raw {
+impl std::os::fd::AsRawFd for RawDescriptor {
     fn as_raw_fd(&self) -> std::os::fd::RawFd {
         self.0
     }
@@ -269,8 +269,8 @@ impl std::os::fd::AsRawFd for Raw {
 #[test]
 fn memory_may_come_and_go_in_pieces() {
     let served = serve();
-    let mut guest = Guest::new(1);
-    let mut vmm = Vmm::connect(&served.socket("tank"));
+    let mut guest = TestGuest::new(1);
+    let mut vmm = TestVmm::connect(&served.socket("tank"));
     assert_eq!(vmm.frontend.get_max_mem_slots().expect("is answered"), 509);
     vmm.frontend.set_features(USUAL).expect("features");
     vmm.frontend.add_mem_region(&region(&guest)).expect("is taken");
@@ -307,13 +307,13 @@ fn a_server_that_stops_answers_what_it_has_taken_or_says_who_still_waits() {
 
     served.server().serve("tank", volume_options()).expect("again");
     drop(vmm);
-    let mut vmm = Vmm::connect(&served.socket("tank"));
+    let mut vmm = TestVmm::connect(&served.socket("tank"));
     vmm.run(&mut guest, USUAL);
     wait_until("the other request", || seen.load(Ordering::SeqCst) == 2);
     let start = Instant::now();
     let busy = served.server().stop("tank", Duration::from_millis(100)).expect_err("the engine holds one");
     assert!(start.elapsed() < LIMIT / 2);
-    assert_eq!(busy, StillBusy { volumes: vec![("tank".to_owned(), 1)] });
+    assert_eq!(busy, ShutdownTimeout { volumes: vec![("tank".to_owned(), 1)] });
     assert_eq!(
         busy.to_string(),
         "volumes served by vhost-user still wait for the engine: \"tank\" (1 requests)"
@@ -381,7 +381,7 @@ fn what_cannot_be_served_is_said_in_a_sentence() {
     let many = VolumeOptions { queues: 65, ..volume_options() };
     assert_eq!(told("tank", many), "a vhost-user disk can have 1 to 64 queues, not 65");
     let start = |directory, limits| {
-        let options = Options { directory, group: None, limits, rings: Rings::default() };
+        let options = Options { directory, group: None, limits, rings: VolumeRings::default() };
         VhostServer::start(options, ExportTable::new()).map(drop).expect_err("cannot be").to_string()
     };
     let missing = served.directory.path().join("no");
@@ -394,7 +394,7 @@ fn what_cannot_be_served_is_said_in_a_sentence() {
     assert!(start(served.directory.path().to_owned(), few).contains("32 MiB"));
     let none = Limits { requests: 0, ..Limits::default() };
     let directory = served.directory.path().to_owned();
-    let options = Options { directory, group: None, limits: none, rings: Rings::default() };
+    let options = Options { directory, group: None, limits: none, rings: VolumeRings::default() };
     assert!(matches!(VhostServer::start(options, ExportTable::new()).map(drop), Err(StartError::Limits(_))));
 }
 
@@ -407,14 +407,14 @@ fn a_volume_that_is_away_is_served_to_nobody() {
     served.exports.remove("tank");
     archive.label = "tank".to_owned();
     served.exports.insert(archive);
-    assert!(Vmm::try_connect(&served.socket("tank")).is_err());
+    assert!(TestVmm::try_connect(&served.socket("tank")).is_err());
     served.exports.insert(tank(&served.ram));
-    let mut vmm = Vmm::connect_again(&served.socket("tank"));
+    let mut vmm = TestVmm::connect_again(&served.socket("tank"));
     assert_eq!(vmm.capacity(), TANK_SECTORS);
     let mut away = tank(&served.ram);
     away.served = None::<Route>;
     served.exports.insert(away);
     drop(vmm);
     served.wait_for_clients(0);
-    assert!(Vmm::try_connect(&served.socket("tank")).is_err());
+    assert!(TestVmm::try_connect(&served.socket("tank")).is_err());
 }

@@ -17,10 +17,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use support::guest::{
-    DATA, DISCARD, FLUSH, GET_ID, Guest, IN, INDIRECT, IOERR, NEXT, OK, OUT, Queue, SIZE, WRITE, WRITE_ZEROES,
+    DATA, DISCARD, FLUSH, GET_ID, GuestQueue, IN, INDIRECT, IOERR, NEXT, OK, OUT, SIZE, TestGuest, WRITE,
+    WRITE_ZEROES,
 };
-use support::vmm::{EVENT_IDX, USER, USUAL, Vmm, places, region};
-use support::{LIMIT, Served, TANK_SECTORS, pattern, serve, serve_with, wait_until, write};
+use support::vmm::{EVENT_IDX, TestVmm, USER, USUAL, places, region};
+use support::{LIMIT, TANK_SECTORS, TestServer, pattern, serve, serve_with, wait_until, write};
 use vhost::vhost_user::VhostUserFrontend as _;
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserInflight};
 use vhost::{VhostBackend as _, VringConfigData};
@@ -44,24 +45,24 @@ const UNTOUCHED: u8 = 0xaa;
 
 /// Checks that a well-behaved guest is served.
 fn assert_serves(socket: &Path) {
-    let mut guest = Guest::new(1);
-    let mut vmm = Vmm::connect_again(socket);
+    let mut guest = TestGuest::new(1);
+    let mut vmm = TestVmm::connect_again(socket);
     vmm.run(&mut guest, USUAL | EVENT_IDX);
     let content = pattern(4096, 5);
     guest.queues[0].write(TANK_SECTORS - 8, &content);
     assert_eq!(guest.queues[0].read(TANK_SECTORS - 8, 4096), content);
 }
 
-fn tank(served: &Served) -> (Vmm, Guest) {
-    let mut guest = Guest::new(1);
-    let mut vmm = Vmm::connect_again(&served.socket("tank"));
+fn tank(served: &TestServer) -> (TestVmm, TestGuest) {
+    let mut guest = TestGuest::new(1);
+    let mut vmm = TestVmm::connect_again(&served.socket("tank"));
     vmm.run(&mut guest, USUAL);
     (vmm, guest)
 }
 
 /// Submits the chain at 0. Returns the number of bytes written according to the used ring, and the
 /// status.
-fn outcome(queue: &mut Queue, kind: u32, descriptors: &[Descriptor]) -> (u32, u8) {
+fn outcome(queue: &mut GuestQueue, kind: u32, descriptors: &[Descriptor]) -> (u32, u8) {
     queue.put(HEADER, kind);
     queue.put(HEADER + 8, 0_u64);
     queue.put(STATUS, UNTOUCHED);
@@ -178,9 +179,9 @@ fn available_entries_that_cannot_be_stop_nobody() {
 fn messages_that_make_no_sense_hurt_only_who_sends_them() {
     let served = serve();
     let socket = served.socket("tank");
-    let guest = Guest::new(1);
+    let guest = TestGuest::new(1);
     let set_up = |index: usize, change: fn(&mut VringConfigData)| {
-        let mut vmm = Vmm::connect_again(&socket);
+        let mut vmm = TestVmm::connect_again(&socket);
         vmm.frontend.set_features(USUAL).expect("features");
         vmm.share_memory(&guest);
         let queue = &guest.queues[0];
@@ -194,8 +195,8 @@ fn messages_that_make_no_sense_hurt_only_who_sends_them() {
     assert!(set_up(0, |config| config.desc_table_addr = 1 << 60), "outside of memory");
     assert!(set_up(0, |config| config.used_ring_addr = USER + (64 << 20) - 8), "over its end");
     assert!(set_up(0, |config| config.avail_ring_addr = u64::MAX - 1), "over the last address");
-    let try_one = |what: &str, act: &dyn Fn(&mut Vmm) -> bool| {
-        let mut vmm = Vmm::connect_again(&socket);
+    let try_one = |what: &str, act: &dyn Fn(&mut TestVmm) -> bool| {
+        let mut vmm = TestVmm::connect_again(&socket);
         assert!(!act(&mut vmm), "{what} was taken");
         drop(vmm);
         assert_serves(&socket);
@@ -238,8 +239,8 @@ fn messages_that_make_no_sense_hurt_only_who_sends_them() {
 #[test]
 fn kicks_and_calls_that_are_no_eventfds_hold_nobody_up() {
     let served = serve();
-    let mut guest = Guest::new(1);
-    let mut vmm = Vmm::connect(&served.socket("tank"));
+    let mut guest = TestGuest::new(1);
+    let mut vmm = TestVmm::connect(&served.socket("tank"));
     vmm.frontend.set_features(USUAL).expect("features");
     vmm.share_memory(&guest);
     vmm.set_up(&guest.queues[0], 0);
@@ -248,10 +249,10 @@ fn kicks_and_calls_that_are_no_eventfds_hold_nobody_up() {
     let (_keeps, mut full) = std::io::pipe().expect("a pipe");
     let room = rustix::pipe::fcntl_getpipe_size(&full).expect("a pipe");
     full.write_all(&vec![0; room]).expect("room");
-    vmm.frontend.set_vring_kick(0, &Foreign::of(reads.into()).0).expect("is taken");
-    vmm.frontend.set_vring_call(0, &Foreign::of(full.into()).0).expect("is taken");
+    vmm.frontend.set_vring_kick(0, &ForeignDescriptor::of(reads.into()).0).expect("is taken");
+    vmm.frontend.set_vring_call(0, &ForeignDescriptor::of(full.into()).0).expect("is taken");
     vmm.frontend.set_vring_enable(0, true).expect("enabled");
-    guest.queues[0].submit(&support::guest::Ask { kind: FLUSH, sector: 0, out: &[], into: 0 });
+    guest.queues[0].submit(&support::guest::GuestRequest { kind: FLUSH, sector: 0, out: &[], into: 0 });
     assert_eq!(vmm.capacity(), TANK_SECTORS, "the thread goes on");
     drop(vmm);
     assert_serves(&served.socket("tank"));
@@ -262,8 +263,8 @@ fn kicks_and_calls_that_are_no_eventfds_hold_nobody_up() {
 #[test]
 fn calls_and_kicks_that_would_be_waited_for_hold_nobody_up() {
     let served = serve();
-    let mut guest = Guest::new(1);
-    let mut vmm = Vmm::connect(&served.socket("tank"));
+    let mut guest = TestGuest::new(1);
+    let mut vmm = TestVmm::connect(&served.socket("tank"));
     // Without the event index, each answer is signalled.
     vmm.run(&mut guest, USUAL);
     let call = EventFd::new(0).expect("an eventfd");
@@ -288,8 +289,8 @@ fn calls_and_kicks_that_would_be_waited_for_hold_nobody_up() {
     });
     assert_eq!(vmm.capacity(), TANK_SECTORS, "its thread is not held up either");
     // Another volume of the same engine.
-    let mut other = Guest::new(1);
-    let mut archive = Vmm::connect(&served.socket("archive"));
+    let mut other = TestGuest::new(1);
+    let mut archive = TestVmm::connect(&served.socket("archive"));
     archive.run(&mut other, USUAL);
     assert_eq!(other.queues[0].read(0, 512), [0; 512]);
 }
@@ -304,9 +305,9 @@ fn fd_of(event: &EventFd) -> BorrowedFd<'_> {
 }
 
 /// Another descriptor in the type of an eventfd.
-struct Foreign(EventFd);
+struct ForeignDescriptor(EventFd);
 
-impl Foreign {
+impl ForeignDescriptor {
     fn of(fd: OwnedFd) -> Self {
         use std::os::fd::{FromRawFd as _, IntoRawFd as _};
         #[expect(unsafe_code, reason = "the crate's eventfd cannot be made of anything else safely")]
@@ -369,7 +370,7 @@ fn head() -> impl Strategy<Value = u16> {
 
 /// A ring of garbage: descriptors, headers, entries, and how many of these are marked as available.
 #[derive(Debug)]
-struct Garbage {
+struct GarbageRing {
     descriptors: Vec<Descriptor>,
     headers: Vec<(u32, u64)>,
     heads: Vec<u16>,
@@ -378,7 +379,7 @@ struct Garbage {
     inflight: Option<Vec<u8>>,
 }
 
-fn garbage() -> impl Strategy<Value = Garbage> {
+fn garbage() -> impl Strategy<Value = GarbageRing> {
     let kind = prop::sample::select(vec![IN, OUT, FLUSH, GET_ID, DISCARD, WRITE_ZEROES, 99]);
     let sector = prop_oneof![4 => 0..TANK_SECTORS, 1 => any::<u64>()];
     (
@@ -389,7 +390,7 @@ fn garbage() -> impl Strategy<Value = Garbage> {
         prop::sample::select(vec![USUAL, USUAL | EVENT_IDX]),
         prop::option::of(prop::collection::vec(any::<u8>(), 0..2000)),
     )
-        .prop_map(|(descriptors, headers, heads, available, features, inflight)| Garbage {
+        .prop_map(|(descriptors, headers, heads, available, features, inflight)| GarbageRing {
             descriptors,
             headers,
             heads,
@@ -399,9 +400,9 @@ fn garbage() -> impl Strategy<Value = Garbage> {
         })
 }
 
-fn play(socket: &Path, garbage: &Garbage) {
-    let mut guest = Guest::new(1);
-    let mut vmm = Vmm::connect_again(socket);
+fn play(socket: &Path, garbage: &GarbageRing) {
+    let mut guest = TestGuest::new(1);
+    let mut vmm = TestVmm::connect_again(socket);
     let queue = &mut guest.queues[0];
     for (index, (kind, sector)) in (0..).zip(&garbage.headers) {
         queue.put(DATA + 512 * index, *kind);
@@ -463,7 +464,7 @@ fn messages_in_any_order_hurt_nobody() {
 
 /// An action of a VMM or its guest.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum VmmAction {
     Features(u64),
     /// Replaces all memory.
     Memory(bool),
@@ -485,34 +486,34 @@ enum Step {
     Ask(u32, u64),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = VmmAction> {
     let features = prop::sample::select(vec![USUAL, USUAL | EVENT_IDX, 1 << 32, 0]);
     let place = prop_oneof![4 => Just(0), 1 => (0..64_u64).prop_map(|n| n << 20), 1 => any::<u64>()];
     let size = prop_oneof![4 => Just(SIZE), 1 => prop::sample::select(vec![2, 64, 1024]), 1 => any::<u16>()];
     let kind = prop::sample::select(vec![IN, OUT, FLUSH, DISCARD]);
     prop_oneof![
-        1 => features.prop_map(Step::Features),
-        1 => any::<bool>().prop_map(Step::Memory),
-        1 => any::<bool>().prop_map(Step::Add),
-        1 => any::<bool>().prop_map(Step::Remove),
-        1 => size.prop_map(Step::Size),
-        1 => prop_oneof![2 => Just(0), 1 => any::<u16>()].prop_map(Step::Base),
-        1 => place.prop_map(Step::Place),
-        3 => Just(Step::Kick),
-        2 => Just(Step::Call),
-        2 => any::<bool>().prop_map(Step::Enable),
-        1 => Just(Step::Stop),
-        1 => (1..5_u16).prop_map(Step::Note),
-        1 => Just(Step::Forget),
-        1 => Just(Step::Answer),
-        1 => (0..100_u32, 0..300_u32).prop_map(|(offset, size)| Step::Configuration(offset, size)),
-        4 => (kind, 0..64_u64).prop_map(|(kind, sector)| Step::Ask(kind, sector)),
+        1 => features.prop_map(VmmAction::Features),
+        1 => any::<bool>().prop_map(VmmAction::Memory),
+        1 => any::<bool>().prop_map(VmmAction::Add),
+        1 => any::<bool>().prop_map(VmmAction::Remove),
+        1 => size.prop_map(VmmAction::Size),
+        1 => prop_oneof![2 => Just(0), 1 => any::<u16>()].prop_map(VmmAction::Base),
+        1 => place.prop_map(VmmAction::Place),
+        3 => Just(VmmAction::Kick),
+        2 => Just(VmmAction::Call),
+        2 => any::<bool>().prop_map(VmmAction::Enable),
+        1 => Just(VmmAction::Stop),
+        1 => (1..5_u16).prop_map(VmmAction::Note),
+        1 => Just(VmmAction::Forget),
+        1 => Just(VmmAction::Answer),
+        1 => (0..100_u32, 0..300_u32).prop_map(|(offset, size)| VmmAction::Configuration(offset, size)),
+        4 => (kind, 0..64_u64).prop_map(|(kind, sector)| VmmAction::Ask(kind, sector)),
     ]
 }
 
 /// A server whose engine holds every third request while it is to be slow, and which waits for none
 /// of them.
-fn slow() -> (Served, Arc<AtomicBool>) {
+fn slow() -> (TestServer, Arc<AtomicBool>) {
     let (count, is_slow) = (AtomicU64::new(0), Arc::new(AtomicBool::new(false)));
     let is = Arc::clone(&is_slow);
     let hook = move |_, _: &bcached_port::Operation| {
@@ -525,61 +526,61 @@ fn slow() -> (Served, Arc<AtomicBool>) {
 
 /// Starts like a well-behaved VMM, then carries out the steps, whatever the answers. If a step ends
 /// the connection, a new one follows.
-fn talk(served: &Served, steps: &[Step]) {
+fn talk(served: &TestServer, steps: &[VmmAction]) {
     let socket = &served.socket("tank");
-    let (mut guest, other) = (Guest::new(1), Guest::new(1));
-    let mut vmm = Vmm::connect_again(socket);
+    let (mut guest, other) = (TestGuest::new(1), TestGuest::new(1));
+    let mut vmm = TestVmm::connect_again(socket);
     vmm.run(&mut guest, USUAL | EVENT_IDX);
     for step in steps {
         let memory = |is_other: bool| region(if is_other { &other } else { &guest });
         let went = match *step {
-            Step::Features(features) => vmm.frontend.set_features(features).is_ok(),
-            Step::Memory(is_other) => vmm.frontend.set_mem_table(&[memory(is_other)]).is_ok(),
-            Step::Add(is_other) => vmm.frontend.add_mem_region(&memory(is_other)).is_ok(),
-            Step::Remove(is_other) => vmm.frontend.remove_mem_region(&memory(is_other)).is_ok(),
-            Step::Size(size) => vmm.frontend.set_vring_num(0, size).is_ok(),
-            Step::Base(base) => vmm.frontend.set_vring_base(0, base).is_ok(),
-            Step::Place(by) => {
+            VmmAction::Features(features) => vmm.frontend.set_features(features).is_ok(),
+            VmmAction::Memory(is_other) => vmm.frontend.set_mem_table(&[memory(is_other)]).is_ok(),
+            VmmAction::Add(is_other) => vmm.frontend.add_mem_region(&memory(is_other)).is_ok(),
+            VmmAction::Remove(is_other) => vmm.frontend.remove_mem_region(&memory(is_other)).is_ok(),
+            VmmAction::Size(size) => vmm.frontend.set_vring_num(0, size).is_ok(),
+            VmmAction::Base(base) => vmm.frontend.set_vring_base(0, base).is_ok(),
+            VmmAction::Place(by) => {
                 let usual = places(&guest.queues[0]);
                 let used_ring_addr = usual.used_ring_addr.wrapping_add(by);
                 vmm.frontend.set_vring_addr(0, &VringConfigData { used_ring_addr, ..usual }).is_ok()
             }
-            Step::Kick => vmm.frontend.set_vring_kick(0, &guest.queues[0].kick).is_ok(),
-            Step::Call => vmm.frontend.set_vring_call(0, &guest.queues[0].call).is_ok(),
-            Step::Enable(is_enabled) => vmm.frontend.set_vring_enable(0, is_enabled).is_ok(),
-            Step::Stop => vmm.frontend.get_vring_base(0).is_ok(),
-            Step::Note(queues) => {
+            VmmAction::Kick => vmm.frontend.set_vring_kick(0, &guest.queues[0].kick).is_ok(),
+            VmmAction::Call => vmm.frontend.set_vring_call(0, &guest.queues[0].call).is_ok(),
+            VmmAction::Enable(is_enabled) => vmm.frontend.set_vring_enable(0, is_enabled).is_ok(),
+            VmmAction::Stop => vmm.frontend.get_vring_base(0).is_ok(),
+            VmmAction::Note(queues) => {
                 let area = vmm.frontend.get_inflight_fd(&VhostUserInflight::new(0, 0, queues, SIZE));
                 area.is_ok_and(|(area, file)| vmm.frontend.set_inflight_fd(&area, file.as_raw_fd()).is_ok())
             }
-            Step::Forget => {
+            VmmAction::Forget => {
                 guest.queues[0].reset();
                 true
             }
-            Step::Answer => {
+            VmmAction::Answer => {
                 served.ram.release();
                 true
             }
-            Step::Configuration(offset, size) => {
+            VmmAction::Configuration(offset, size) => {
                 let (flags, wanted) = (VhostUserConfigFlags::empty(), vec![0; size as usize]);
                 // The crate itself sends nothing that is outside of the configuration space it
                 // knows.
                 let _told = vmm.frontend.get_config(offset, size, flags, &wanted);
                 true
             }
-            Step::Ask(kind, sector) => {
+            VmmAction::Ask(kind, sector) => {
                 ask(&mut guest.queues[0], kind, sector);
                 true
             }
         };
         if !went && vmm.frontend.get_queue_num().is_err() {
             drop(vmm);
-            vmm = Vmm::connect_again(socket);
+            vmm = TestVmm::connect_again(socket);
         }
     }
 }
 
-fn ask(queue: &mut Queue, kind: u32, sector: u64) {
+fn ask(queue: &mut GuestQueue, kind: u32, sector: u64) {
     if !queue.has_room() {
         queue.reset();
     }
@@ -590,6 +591,6 @@ fn ask(queue: &mut Queue, kind: u32, sector: u64) {
         DISCARD => (&content[..16], 0),
         _ => (&[][..], 0),
     };
-    queue.submit(&support::guest::Ask { kind, sector, out, into });
+    queue.submit(&support::guest::GuestRequest { kind, sector, out, into });
     queue.kick.write(1).expect("kicks");
 }

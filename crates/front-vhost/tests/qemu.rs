@@ -7,14 +7,14 @@
 mod machine;
 mod support;
 
-use machine::{Machine, boot_sector, has_qemu};
+use machine::{QemuMachine, boot_sector, has_qemu};
 use std::time::Duration;
-use support::{Served, TANK, pattern, serve, wait_until};
+use support::{TANK, TestServer, pattern, serve, wait_until};
 
 /// Writes the program and sector 1 to the volume.
-fn install(served: &Served, sector: &[u8]) {
-    let mut guest = support::guest::Guest::new(1);
-    let mut vmm = support::vmm::Vmm::connect_again(&served.socket("tank"));
+fn install(served: &TestServer, sector: &[u8]) {
+    let mut guest = support::guest::TestGuest::new(1);
+    let mut vmm = support::vmm::TestVmm::connect_again(&served.socket("tank"));
     vmm.run(&mut guest, support::vmm::USUAL);
     guest.queues[0].write(0, &boot_sector());
     guest.queues[0].write(1, sector);
@@ -33,7 +33,7 @@ fn a_machine_boots_from_a_volume_and_outlives_its_server() {
     let mut sector = pattern(512, 1);
     sector[0] = b'!';
     install(&served, &sector);
-    let machine = Machine::start(&served.socket("tank"));
+    let machine = QemuMachine::start(&served.socket("tank"));
     assert_eq!(machine.says(), b'!', "it has read");
     assert_eq!((machine.says(), machine.says()), (b'.', b'.'), "it has written");
     assert_eq!(served.ram.content(TANK, 2, 1), sector);
@@ -50,6 +50,6 @@ fn a_machine_boots_from_a_volume_and_outlives_its_server() {
     }
     drop(machine);
     served.wait_for_clients(0);
-    let next = Machine::start(&served.socket("tank"));
+    let next = QemuMachine::start(&served.socket("tank"));
     assert_eq!((next.says(), next.says()), (b'!', b'.'));
 }

@@ -9,18 +9,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use support::guest::{
-    Ask, DATA, DISCARD, GET_ID, Guest, IN, IOERR, NEXT, OK, OUT, UNSUPP, WRITE, WRITE_ZEROES,
+    DATA, DISCARD, GET_ID, GuestRequest, IN, IOERR, NEXT, OK, OUT, TestGuest, UNSUPP, WRITE, WRITE_ZEROES,
 };
-use support::vmm::{BLK_FLUSH, BLK_RO, EVENT_IDX, USUAL, VERSION_1, Vmm};
+use support::vmm::{BLK_FLUSH, BLK_RO, EVENT_IDX, TestVmm, USUAL, VERSION_1};
 use support::{
-    ARCHIVE, LIMIT, QUEUES, Served, TANK, TANK_SECTORS, holding, pattern, serve, serve_with, tank,
+    ARCHIVE, LIMIT, QUEUES, TANK, TANK_SECTORS, TestServer, holding, pattern, serve, serve_with, tank,
     wait_until, write,
 };
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 
-fn connected(served: &Served, volume: &str, features: u64) -> (Vmm, Guest) {
-    let mut guest = Guest::new(1);
-    let mut vmm = Vmm::connect(&served.socket(volume));
+fn connected(served: &TestServer, volume: &str, features: u64) -> (TestVmm, TestGuest) {
+    let mut guest = TestGuest::new(1);
+    let mut vmm = TestVmm::connect(&served.socket(volume));
     vmm.run(&mut guest, features);
     (vmm, guest)
 }
@@ -64,12 +64,12 @@ fn a_disk_says_what_it_is() {
         assert!(protocol.contains(feature), "{feature:?}");
     }
     assert_eq!(vmm.offered & (BLK_RO | BLK_FLUSH | VERSION_1 | EVENT_IDX), BLK_FLUSH | VERSION_1 | EVENT_IDX);
-    let identity = guest.queues[0].ask(&Ask { kind: GET_ID, sector: 0, out: &[], into: 20 });
+    let identity = guest.queues[0].ask(&GuestRequest { kind: GET_ID, sector: 0, out: &[], into: 20 });
     assert_eq!(
         (identity.status, identity.content.as_slice()),
         (OK, b"tank\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0".as_slice())
     );
-    let part = guest.queues[0].ask(&Ask { kind: GET_ID, sector: 0, out: &[], into: 3 });
+    let part = guest.queues[0].ask(&GuestRequest { kind: GET_ID, sector: 0, out: &[], into: 3 });
     assert_eq!((part.status, part.content.as_slice()), (OK, b"tan".as_slice()));
 }
 
@@ -79,8 +79,8 @@ fn many_at_once_by_every_way_of_notifying_and_describing() {
     let served = serve();
     for features in [USUAL, USUAL | EVENT_IDX] {
         for is_indirect in [false, true] {
-            let mut guest = Guest::new(QUEUES);
-            let mut vmm = Vmm::connect_again(&served.socket("tank"));
+            let mut guest = TestGuest::new(QUEUES);
+            let mut vmm = TestVmm::connect_again(&served.socket("tank"));
             vmm.run(&mut guest, features);
             guest.queues.iter_mut().for_each(|queue| queue.is_indirect = is_indirect);
             let writers: Vec<_> = std::mem::take(&mut guest.queues)
@@ -102,7 +102,7 @@ fn many_at_once_by_every_way_of_notifying_and_describing() {
 }
 
 /// Writes 32 blocks at once, then reads them at once.
-fn for_all_slots(queue: &mut support::guest::Queue, base: u64, round: u64) {
+fn for_all_slots(queue: &mut support::guest::GuestQueue, base: u64, round: u64) {
     for kind in [OUT, IN] {
         let since = queue.available;
         let mut sectors = std::collections::BTreeMap::new();
@@ -111,7 +111,7 @@ fn for_all_slots(queue: &mut support::guest::Queue, base: u64, round: u64) {
             let (sector, out, into) =
                 (base + 8 * n, if kind == OUT { content.as_slice() } else { &[] }, 4096);
             let into = if kind == OUT { 0 } else { into };
-            let slot = queue.submit(&Ask { kind, sector, out, into });
+            let slot = queue.submit(&GuestRequest { kind, sector, out, into });
             sectors.insert(slot, n);
         }
         queue.kick(since);
@@ -142,8 +142,8 @@ fn writes_of_a_driver_without_flushes_are_durable_when_answered() {
     };
     let served = serve_with(bcached_front_vhost::Limits::default(), Box::new(hook));
     for features in [USUAL & !BLK_FLUSH, USUAL] {
-        let mut guest = Guest::new(1);
-        let mut vmm = Vmm::connect_again(&served.socket("tank"));
+        let mut guest = TestGuest::new(1);
+        let mut vmm = TestVmm::connect_again(&served.socket("tank"));
         vmm.run(&mut guest, features);
         guest.queues[0].write(0, &[1; 512]);
         assert_eq!(guest.queues[0].change(DISCARD, (0, 8, 0)), OK);
@@ -159,7 +159,7 @@ fn a_read_only_volume_is_read_and_not_written() {
     assert_eq!(vmm.offered & BLK_RO, BLK_RO);
     let queue = &mut guest.queues[0];
     assert_eq!(queue.read(0, 512), [0; 512]);
-    assert_eq!(queue.ask(&Ask { kind: OUT, sector: 0, out: &[9; 512], into: 0 }).status, IOERR);
+    assert_eq!(queue.ask(&GuestRequest { kind: OUT, sector: 0, out: &[9; 512], into: 0 }).status, IOERR);
     assert_eq!(queue.change(DISCARD, (0, 8, 0)), IOERR);
     assert_eq!(queue.change(WRITE_ZEROES, (0, 8, 0)), IOERR);
     assert_eq!(queue.flush(), OK);
@@ -190,7 +190,7 @@ fn who_has_left_is_waited_for_by_who_comes_next() {
     let (asked, asks) = channel();
     claim.ends_after(Arc::new(move || asked.send(()).is_ok()));
     let socket = served.socket("tank");
-    let next = std::thread::spawn(move || Vmm::connect_again(&socket).offered);
+    let next = std::thread::spawn(move || TestVmm::connect_again(&socket).offered);
     asks.recv_timeout(LIMIT).expect("the next machine asks whether it has left");
     drop(claim);
     assert_eq!(next.join().expect("is answered") & BLK_RO, 0);
@@ -207,13 +207,19 @@ fn failures_of_the_engine_reach_the_guest_as_the_status_for_them() {
     for failure in ErrorKind::ALL {
         *kind.lock().unwrap() = Some(failure);
         let wanted = if failure == ErrorKind::Unsupported { UNSUPP } else { IOERR };
-        let answer = queue.ask(&Ask { kind: IN, sector: 0, out: &[], into: 512 });
+        let answer = queue.ask(&GuestRequest { kind: IN, sector: 0, out: &[], into: 512 });
         assert_eq!((answer.status, answer.written), (wanted, 1), "{failure:?}");
         assert_eq!(queue.flush(), wanted, "{failure:?}");
     }
     *kind.lock().unwrap() = None;
-    assert_eq!(queue.ask(&Ask { kind: IN, sector: TANK_SECTORS, out: &[], into: 512 }).status, IOERR);
-    assert_eq!(queue.ask(&Ask { kind: OUT, sector: u64::MAX, out: &[1; 512], into: 0 }).status, IOERR);
+    assert_eq!(
+        queue.ask(&GuestRequest { kind: IN, sector: TANK_SECTORS, out: &[], into: 512 }).status,
+        IOERR
+    );
+    assert_eq!(
+        queue.ask(&GuestRequest { kind: OUT, sector: u64::MAX, out: &[1; 512], into: 0 }).status,
+        IOERR
+    );
     assert_eq!(queue.read(0, 512), [0; 512], "and goes on");
 }
 
@@ -223,7 +229,11 @@ fn what_nobody_knows_is_unsupported() {
     let (_vmm, mut guest) = connected(&served, "tank", USUAL);
     let queue = &mut guest.queues[0];
     for kind in [2, 3, 14, 16, 0x8000_0000, u32::MAX] {
-        assert_eq!(queue.ask(&Ask { kind, sector: 0, out: &[], into: 512 }).status, UNSUPP, "{kind}");
+        assert_eq!(
+            queue.ask(&GuestRequest { kind, sector: 0, out: &[], into: 512 }).status,
+            UNSUPP,
+            "{kind}"
+        );
     }
     assert_eq!(queue.change(DISCARD, (0, 8, 1)), UNSUPP, "a flag that is for zeroes");
     assert_eq!(queue.change(WRITE_ZEROES, (0, 8, 2)), UNSUPP, "a flag that nobody knows");
@@ -236,7 +246,7 @@ fn large_requests_come_in_pieces_and_too_large_ones_not_at_all() {
     let (_vmm, guest) = connected(&served, "tank", USUAL);
     let [mut queue] = <[_; 1]>::try_from(guest.queues).ok().expect("one");
     let (header, status, data) = (DATA, DATA + 32, DATA + (1 << 20));
-    let describe = |queue: &mut support::guest::Queue, kind: u32, pieces: u16, bytes: u32| {
+    let describe = |queue: &mut support::guest::GuestQueue, kind: u32, pieces: u16, bytes: u32| {
         queue.put(header, kind);
         queue.put(header + 8, 0_u64);
         queue.put(status, 0xaa_u8);
@@ -276,13 +286,13 @@ fn a_full_engine_is_waited_for_without_losing_anything() {
     };
     let limits = bcached_front_vhost::Limits { requests: 5, ..Default::default() };
     let served = serve_with(limits, Box::new(hook));
-    let mut guest = Guest::new(2);
-    let mut vmm = Vmm::connect(&served.socket("tank"));
+    let mut guest = TestGuest::new(2);
+    let mut vmm = TestVmm::connect(&served.socket("tank"));
     vmm.run(&mut guest, USUAL | EVENT_IDX);
     let mut slots = [BTreeSet::new(), BTreeSet::new()];
     for n in 0..32 {
         for (queue, slots) in guest.queues.iter_mut().zip(&mut slots) {
-            let slot = queue.send(&Ask { kind: OUT, sector: n, out: &pattern(512, n), into: 0 });
+            let slot = queue.send(&GuestRequest { kind: OUT, sector: n, out: &pattern(512, n), into: 0 });
             slots.insert(slot);
         }
     }

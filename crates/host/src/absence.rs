@@ -10,15 +10,15 @@
 //! for each other.
 
 use crate::Host;
-use crate::host::State;
-use bcached_engine::{CacheSet, Error, OnError, VolumeId};
+use crate::host::HostState;
+use bcached_engine::{CacheSet, Error, ErrorPolicy, VolumeId};
 use bcached_env::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The devices that are gone or being exchanged, and the number of requests in flight.
 #[derive(Default)]
-pub struct Absences {
-    missed: BTreeMap<VolumeId, Missed>,
+pub struct MissingDevices {
+    missed: BTreeMap<VolumeId, MissingDevice>,
     /// Volumes whose devices a request has found to be gone.
     gone: BTreeSet<VolumeId>,
     /// Volumes whose devices are being exchanged.
@@ -28,7 +28,7 @@ pub struct Absences {
 }
 
 /// A device that requests needed but could not reach.
-struct Missed {
+struct MissingDevice {
     /// When the first of these requests arrived.
     since: Time,
     /// Whether the device failed to come back in time, and the log says so.
@@ -36,9 +36,9 @@ struct Missed {
 }
 
 /// Counts a request in flight in a set, until dropped.
-pub struct InFlight(Host, VolumeId);
+pub struct InFlightGuard(Host, VolumeId);
 
-impl Drop for InFlight {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         let is_awaited = self.0.with(|state| {
             let Some(count) = state.absences.in_flight.get_mut(&self.1) else { return false };
@@ -51,7 +51,7 @@ impl Drop for InFlight {
     }
 }
 
-impl Absences {
+impl MissingDevices {
     fn is_exchanging(&self, volume: VolumeId) -> bool {
         self.exchanged.contains(&volume)
     }
@@ -90,13 +90,13 @@ impl Absences {
 impl Host {
     /// Returns the set for a request of the volume, and [`Host::moves`] at that moment. Waits while
     /// the volume's device is being exchanged. `None`: no set has the volume.
-    pub(crate) async fn enter(&self, volume: VolumeId) -> Option<(InFlight, CacheSet, u64)> {
+    pub(crate) async fn enter(&self, volume: VolumeId) -> Option<(InFlightGuard, CacheSet, u64)> {
         self.until(|state| state.is_stopping || !state.absences.is_exchanging(volume)).await;
         self.with(|state| self.entered(state, volume))
     }
 
     /// Does the same, but returns `None` also where it would have to wait.
-    pub(crate) fn enter_at_once(&self, volume: VolumeId) -> Option<(InFlight, CacheSet, u64)> {
+    pub(crate) fn enter_at_once(&self, volume: VolumeId) -> Option<(InFlightGuard, CacheSet, u64)> {
         self.with(
             |state| {
                 if state.absences.is_exchanging(volume) { None } else { self.entered(state, volume) }
@@ -104,24 +104,24 @@ impl Host {
         )
     }
 
-    fn entered(&self, state: &mut State, volume: VolumeId) -> Option<(InFlight, CacheSet, u64)> {
+    fn entered(&self, state: &mut HostState, volume: VolumeId) -> Option<(InFlightGuard, CacheSet, u64)> {
         let set = state.set_of(volume)?;
         *state.absences.in_flight.entry(volume).or_insert(0) += 1;
-        Some((InFlight(self.clone(), volume), set, state.moves()))
+        Some((InFlightGuard(self.clone(), volume), set, state.moves()))
     }
 
     /// Returns the time until which a request waits for a backing device that is gone. `None`: it
     /// does not wait, or no longer.
     pub(crate) fn waits_for_backing(&self, volume: VolumeId) -> Option<Time> {
         let options = self.options_of(volume);
-        if options.on_backing_error != OnError::Freeze || self.with(|state| state.is_stopping) {
+        if options.on_backing_error != ErrorPolicy::Freeze || self.with(|state| state.is_stopping) {
             return None;
         }
         let now = self.inner().env.now();
         let (since, is_first) = self.with(|state| {
             let missed = &mut state.absences.missed;
             let is_first = !missed.contains_key(&volume);
-            (missed.entry(volume).or_insert(Missed { since: now, is_over: false }).since, is_first)
+            (missed.entry(volume).or_insert(MissingDevice { since: now, is_over: false }).since, is_first)
         });
         let limit = options.freeze_timeout;
         let until = since + limit;

@@ -8,14 +8,14 @@
 //! | in no set, waiting for its cache | the volume's next set gets the device, and checks it |
 
 use crate::Host;
-use bcached_engine::{CacheSet, Error, Removed, VolumeId, read_superblock};
+use bcached_engine::{CacheSet, Error, RemovedVolume, VolumeId, read_superblock};
 use bcached_env::DiskId;
 use bcached_format::Superblock;
 use std::time::Duration;
 
 /// Why a device does not take the place of the former one. Nothing has changed.
 #[derive(Clone, Debug)]
-pub enum NotTaken {
+pub enum ReconnectError {
     /// It is the wrong device, or the volume cannot be changed now.
     Refused(Error),
     /// Requests of the volume have stayed in flight for this long.
@@ -23,10 +23,10 @@ pub enum NotTaken {
 }
 
 /// Where a volume is.
-enum Place {
+enum VolumeLocation {
     Served(CacheSet),
     /// In no set; its backing device is this disk.
-    Nowhere(DiskId),
+    Unserved(DiskId),
 }
 
 impl Host {
@@ -38,20 +38,20 @@ impl Host {
     /// more, before `disk` is used.
     ///
     /// # Errors
-    /// [`NotTaken`]; `disk` is not used.
+    /// [`ReconnectError`]; `disk` is not used.
     pub async fn take_back(
         &self,
         volume: VolumeId,
         disk: DiskId,
         prepare: impl FnOnce(DiskId),
-    ) -> Result<Removed, NotTaken> {
+    ) -> Result<RemovedVolume, ReconnectError> {
         // An attempt to reopen the set moves the volume, and uses its device.
         self.until(|state| !state.is_trying).await;
         let taken = match self.begin_exchange(volume).await {
-            true => self.exchange_backing(volume, disk, prepare).await.map_err(NotTaken::Refused),
-            false => Err(NotTaken::Busy(self.inner().opening.limits.exchange)),
+            true => self.exchange_backing(volume, disk, prepare).await.map_err(ReconnectError::Refused),
+            false => Err(ReconnectError::Busy(self.inner().opening.limits.exchange)),
         };
-        if let Ok(Removed { lost: Some(_), .. }) = &taken {
+        if let Ok(RemovedVolume { lost: Some(_), .. }) = &taken {
             self.has_lost([volume]);
         }
         self.end_exchange(volume, taken.is_ok());
@@ -66,16 +66,16 @@ impl Host {
         volume: VolumeId,
         disk: DiskId,
         prepare: impl FnOnce(DiskId),
-    ) -> Result<Removed, Error> {
+    ) -> Result<RemovedVolume, Error> {
         match self.place_of(volume)? {
-            Place::Served(set) => {
+            VolumeLocation::Served(set) => {
                 let former = set.disk_of(volume).ok_or(Error::FlashOnly)?;
                 prepare(former);
                 let taken = set.take_back(volume, disk).await?;
                 self.with(|state| state.away.get_mut(&volume).map(|away| away.disk = disk));
                 Ok(taken)
             }
-            Place::Nowhere(former) => {
+            VolumeLocation::Unserved(former) => {
                 prepare(former);
                 self.has_its_identity(volume, disk).await?;
                 // All acknowledged data was flushed when the set was closed, or its loss is still
@@ -83,20 +83,20 @@ impl Host {
                 self.with(|state| match state.away.get_mut(&volume) {
                     Some(away) if !away.on_bypass && away.disk == former => {
                         away.disk = disk;
-                        Ok(Removed { disk: Some(former), lost: None })
+                        Ok(RemovedVolume { disk: Some(former), lost: None })
                     }
-                    _ => Err(Error::OnItsWay),
+                    _ => Err(Error::VolumeBusy),
                 })
             }
         }
     }
 
-    fn place_of(&self, volume: VolumeId) -> Result<Place, Error> {
+    fn place_of(&self, volume: VolumeId) -> Result<VolumeLocation, Error> {
         if let Some(set) = self.set_of(volume) {
-            return Ok(Place::Served(set));
+            return Ok(VolumeLocation::Served(set));
         }
         let nowhere = self.with(|state| state.away.get(&volume).map(|away| away.disk));
-        nowhere.map(Place::Nowhere).ok_or_else(|| self.reason())
+        nowhere.map(VolumeLocation::Unserved).ok_or_else(|| self.reason())
     }
 
     /// Checks that the disk belongs to the volume, as far as that can be told without its cache.
@@ -108,8 +108,8 @@ impl Host {
         let known = self.with(|state| state.away.get(&volume).map(|away| away.info.uuid));
         match known {
             Some(uuid) if uuid == found.uuid() => Ok(()),
-            Some(_) => Err(Error::NotAsItWas("it is a different device")),
-            None => Err(Error::OnItsWay),
+            Some(_) => Err(Error::DeviceMismatch("it is a different device")),
+            None => Err(Error::VolumeBusy),
         }
     }
 }

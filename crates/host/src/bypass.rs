@@ -1,9 +1,9 @@
 //! The bypass: a set on a device in memory, which serves volumes without their cache while the
 //! cache set is closed. It caches nothing.
 
-use crate::{Host, NoNote};
+use crate::{Host, NullNote};
 use bcached_engine::{CacheSet, Error, Options, VolumeId};
-use bcached_format::{CacheFormat, CacheSuperblock, Replacement, Uuid};
+use bcached_format::{CacheFormat, CacheSuperblock, ReplacementPolicy, Uuid};
 
 /// Number of buckets of the bypass, and their size in sectors. The engine does not run with fewer.
 const BUCKETS: u64 = 600;
@@ -24,7 +24,7 @@ pub fn superblock(block_sectors: u16) -> CacheSuperblock {
         block_sectors,
         bucket_sectors: BUCKET_SECTORS,
         discard: false,
-        replacement: Replacement::Lru,
+        replacement: ReplacementPolicy::Lru,
     });
     superblock.expect("sizes that can be run")
 }
@@ -123,7 +123,7 @@ async fn open(host: &Host) -> Result<CacheSet, String> {
     let disk = inner.machine.memory_cache(&superblock(block_sectors))?;
     let nodes = bcached_engine::node_budget_min(u64::from(BUCKET_SECTORS), 1);
     let options = Options { node_budget_bytes: nodes, ..Options::default() };
-    let opened = CacheSet::open(inner.env.clone(), disk, Box::new(NoNote), options).await;
+    let opened = CacheSet::open(inner.env.clone(), disk, Box::new(NullNote), options).await;
     match &opened {
         Ok(bypass) => host.change(|state| state.bypass = Some((bypass.clone(), disk))),
         Err(_) => inner.machine.remove(disk),

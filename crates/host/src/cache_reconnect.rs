@@ -11,41 +11,41 @@
 //! fails. All data of the other volumes is on their backing devices.
 
 use crate::Host;
-use bcached_engine::{Doing, Error};
+use bcached_engine::{Error, ErrorContext};
 use bcached_env::DiskId;
 use bcached_format::CacheSuperblock;
 
 /// Called once with the result: whether acknowledged writes that were not flushed may have been
 /// lost, or why the device is not used.
-pub type Answer = Box<dyn FnOnce(Result<bool, Error>)>;
+pub type ReconnectCallback = Box<dyn FnOnce(Result<bool, Error>)>;
 
 /// A device that takes the place of the former one when the set is closed.
-pub struct Returned {
+pub struct ReturnedCache {
     disk: DiskId,
-    answer: Answer,
+    answer: ReconnectCallback,
 }
 
 impl Host {
     /// Reopens the set, which has failed, on `disk`, if the superblock shows that it is the device
     /// that the set was on. `answer` is called when the exchange has been made or refused; a
     /// refused disk is not used.
-    pub fn take_back_cache(&self, disk: DiskId, superblock: &CacheSuperblock, answer: Answer) {
+    pub fn take_back_cache(&self, disk: DiskId, superblock: &CacheSuperblock, answer: ReconnectCallback) {
         let session = self.with(|state| state.session);
         if superblock.set_uuid() != self.inner().opening.set_uuid {
-            return answer(Err(Error::NotAsItWas("it is a different device")));
+            return answer(Err(Error::DeviceMismatch("it is a different device")));
         }
         if superblock.session() != session {
-            return answer(Err(Error::NotAsItWas("another program has used it since")));
+            return answer(Err(Error::DeviceMismatch("another program has used it since")));
         }
         // An inconsistent set is inconsistent on any device.
         match self.failure() {
             Some(Error::Io { .. }) => {}
             Some(error) => return answer(Err(error)),
-            None => return answer(Err(Error::NotAsItWas("the cache set works on its present device"))),
+            None => return answer(Err(Error::DeviceMismatch("the cache set works on its present device"))),
         }
-        let earlier = self.with(|state| state.returned.replace(Returned { disk, answer }));
+        let earlier = self.with(|state| state.returned.replace(ReturnedCache { disk, answer }));
         if let Some(earlier) = earlier {
-            (earlier.answer)(Err(Error::NotAsItWas("another device was found after it")));
+            (earlier.answer)(Err(Error::DeviceMismatch("another device was found after it")));
         }
         self.alarm();
     }
@@ -54,15 +54,15 @@ impl Host {
 /// Refuses the other device: the set works on its former device.
 pub(crate) fn decline(host: &Host) {
     if let Some(returned) = host.with(|state| state.returned.take()) {
-        (returned.answer)(Err(Error::NotAsItWas("the cache set works again on its former device")));
+        (returned.answer)(Err(Error::DeviceMismatch("the cache set works again on its former device")));
     }
 }
 
 /// Replaces the former device. The set is closed.
 pub(crate) fn exchange(host: &Host) {
-    let Some(Returned { disk, answer }) = host.with(|state| state.returned.take()) else { return };
+    let Some(ReturnedCache { disk, answer }) = host.with(|state| state.returned.take()) else { return };
     let inner = host.inner();
-    let is_unflushed = matches!(host.failure(), Some(Error::Io { doing: Doing::CacheFlush, .. }));
+    let is_unflushed = matches!(host.failure(), Some(Error::Io { doing: ErrorContext::CacheFlush, .. }));
     let may_have_lost = is_unflushed || inner.env.disk(disk).info().volatile_cache;
     if may_have_lost {
         // The next opening must not restore the note's content, in whichever process it happens.

@@ -11,11 +11,13 @@
 //! therefore carried out after those that did not have to wait, even where both write to the same
 //! place. A client cannot rely on any order while neither is acknowledged.
 
-use crate::absence::InFlight;
+use crate::absence::InFlightGuard;
 use crate::retry::Retry;
-use crate::translate::{self, Work};
+use crate::translate::{self, EngineWork};
 use crate::{Host, Limits};
-use bcached_engine::{CacheSet, Client, Error, OnError, Reply as EngineReply, Request, Rest, VolumeId};
+use bcached_engine::{
+    CacheSet, ClientId, Error, ErrorPolicy, PendingRequest, Reply as EngineReply, Request, VolumeId,
+};
 use bcached_env::sync::{Notify, Permit, Semaphore};
 use bcached_env::{Buffer, DiskId, Time};
 use bcached_port::{ErrorKind, Operation, Reply};
@@ -31,14 +33,14 @@ pub struct Dispatcher {
     /// Notified when there is room, if [`Dispatcher::find_room`] found none.
     pub freed: Notify,
     is_room_wanted: Cell<bool>,
-    waiting: Waiting,
+    waiting: WaitCounts,
 }
 
 /// The source of a request: client, volume and time.
 #[derive(Clone, Copy, Debug)]
-pub struct Caller {
+pub struct RequestSource {
     /// The client.
-    pub client: Client,
+    pub client: ClientId,
     /// The volume.
     pub volume: VolumeId,
     /// When the client asked. Relevant for a flush: it covers what was acknowledged before this
@@ -47,13 +49,13 @@ pub struct Caller {
 }
 
 /// The progress of a request.
-pub enum Stage {
+pub enum RequestStage {
     /// No set has it yet.
     New(Operation),
     /// This set has begun it, and needs a task for the rest.
-    Begun(Attempt, CacheSet, Rest),
+    Started(Attempt, CacheSet, PendingRequest),
     /// The set needed a device that does not work. A read gets its buffer back.
-    Trouble(Attempt, Error, Option<Buffer>),
+    DeviceFailed(Attempt, Error, Option<Buffer>),
 }
 
 /// An attempt at a request, by a set that has it or had it.
@@ -63,19 +65,19 @@ pub struct Attempt {
     /// [`Host::moves`] when the attempt began.
     pub moves: u64,
     /// Counts the request as in flight.
-    pub in_flight: InFlight,
+    pub in_flight: InFlightGuard,
 }
 
 /// The result of an attempt.
-pub enum Served {
+pub enum AttemptResult {
     /// The request is done, or refused.
     Answered(Reply),
     /// The request needs a device that does not work. A read gets its buffer back.
-    Trouble(Error, Option<Buffer>),
+    DeviceFailed(Error, Option<Buffer>),
 }
 
 /// The number of waiting requests, by volume.
-struct Waiting {
+struct WaitCounts {
     by_volume: RefCell<BTreeMap<VolumeId, usize>>,
     /// As [`crate::Limits::waiting_of_volume`].
     of_volume_max: usize,
@@ -84,9 +86,9 @@ struct Waiting {
 }
 
 /// The place of a waiting request in the queue.
-struct Place<'a>(&'a Waiting, VolumeId);
+struct WaitGuard<'a>(&'a WaitCounts, VolumeId);
 
-impl Waiting {
+impl WaitCounts {
     fn new(limits: &Limits) -> Self {
         Self {
             by_volume: RefCell::default(),
@@ -96,18 +98,18 @@ impl Waiting {
     }
 
     /// Takes a place; `None` if all are taken.
-    fn take(&self, volume: VolumeId) -> Option<Place<'_>> {
+    fn take(&self, volume: VolumeId) -> Option<WaitGuard<'_>> {
         let mut waiting = self.by_volume.borrow_mut();
         let of_volume = waiting.get(&volume).copied().unwrap_or(0);
         if of_volume >= self.of_volume_max || waiting.values().sum::<usize>() >= self.of_all_max {
             return None;
         }
         waiting.insert(volume, of_volume + 1);
-        Some(Place(self, volume))
+        Some(WaitGuard(self, volume))
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for WaitGuard<'_> {
     fn drop(&mut self) {
         let mut waiting = self.0.by_volume.borrow_mut();
         if let Some(count) = waiting.get_mut(&self.1) {
@@ -125,7 +127,7 @@ impl Dispatcher {
     #[must_use]
     pub fn new(host: Host, room: Semaphore) -> Self {
         let (freed, is_room_wanted) = (Notify::new(), Cell::new(false));
-        let waiting = Waiting::new(&host.inner().opening.limits);
+        let waiting = WaitCounts::new(&host.inner().opening.limits);
         Self { host, room, freed, is_room_wanted, waiting }
     }
 
@@ -148,14 +150,19 @@ impl Dispatcher {
     /// Carries out a request from this stage on, if necessary once its volume has the required
     /// device again. A request that waits for a device is not in flight, and releases its `permit`
     /// until then.
-    pub async fn answer(&self, caller: Caller, stage: Stage, permit: Permit) -> Reply {
+    pub async fn answer(&self, caller: RequestSource, stage: RequestStage, permit: Permit) -> Reply {
         let mut permit = Some(permit);
         let reply = self.answer_with(caller, stage, &mut permit).await;
         self.free_room(permit);
         reply
     }
 
-    async fn answer_with(&self, caller: Caller, mut stage: Stage, permit: &mut Option<Permit>) -> Reply {
+    async fn answer_with(
+        &self,
+        caller: RequestSource,
+        mut stage: RequestStage,
+        permit: &mut Option<Permit>,
+    ) -> Reply {
         let volume = caller.volume;
         // A request keeps its place in the queue until its answer, so that no later request takes
         // it.
@@ -163,8 +170,8 @@ impl Dispatcher {
         loop {
             let (retry, moves, outcome) = self.go_on(caller, stage).await;
             let (error, buffer) = match outcome {
-                Served::Answered(reply) => return reply,
-                Served::Trouble(error, buffer) => (error, buffer),
+                AttemptResult::Answered(reply) => return reply,
+                AttemptResult::DeviceFailed(error, buffer) => (error, buffer),
             };
             let misses_backing = self.host.misses_backing(&error);
             match misses_backing {
@@ -173,7 +180,7 @@ impl Dispatcher {
             }
             if self.host.moves() != moves && self.host.set_of(volume).is_some() {
                 // The volume has moved in the meantime.
-                stage = Stage::New(retry.with(buffer));
+                stage = RequestStage::New(retry.with(buffer));
                 continue;
             }
             let until = match misses_backing {
@@ -199,25 +206,25 @@ impl Dispatcher {
                 return self.refusal(volume, &error, retry.changes_content(), buffer);
             }
             *permit = Some(self.room.acquire(1).await);
-            stage = Stage::New(retry.with(buffer));
+            stage = RequestStage::New(retry.with(buffer));
         }
     }
 
     /// Makes an attempt, or continues one. Returns what another attempt needs, the value of
     /// [`Host::moves`] when this one began, and its result.
-    async fn go_on(&self, caller: Caller, stage: Stage) -> (Retry, u64, Served) {
+    async fn go_on(&self, caller: RequestSource, stage: RequestStage) -> (Retry, u64, AttemptResult) {
         match stage {
-            Stage::New(operation) => {
+            RequestStage::New(operation) => {
                 let (moves, retry) = (self.host.moves(), Retry::of(&operation));
                 (retry, moves, self.try_once(caller, operation).await)
             }
-            Stage::Begun(Attempt { retry, moves, in_flight }, set, rest) => {
+            RequestStage::Started(Attempt { retry, moves, in_flight }, set, rest) => {
                 let reply = set.serve_rest(rest).await;
                 drop((set, in_flight));
                 (retry, moves, self.outcome_of(moves, reply))
             }
-            Stage::Trouble(Attempt { retry, moves, .. }, error, buffer) => {
-                (retry, moves, Served::Trouble(error, buffer))
+            RequestStage::DeviceFailed(Attempt { retry, moves, .. }, error, buffer) => {
+                (retry, moves, AttemptResult::DeviceFailed(error, buffer))
             }
         }
     }
@@ -234,7 +241,7 @@ impl Dispatcher {
         // Under the other policies the failed set serves what it can. But while it is being
         // reopened, no set could serve the request.
         let is_moment = set.is_none() && self.host.with(|state| state.is_trying);
-        let may_wait = options.on_cache_error == OnError::Freeze || is_moment;
+        let may_wait = options.on_cache_error == ErrorPolicy::Freeze || is_moment;
         let works = set.is_some_and(|set| set.failure().is_none());
         let may_pass = if works { error.may_be_awaited() } else { self.host.may_come_back() };
         if !may_wait || !may_pass {
@@ -257,37 +264,37 @@ impl Dispatcher {
             _ => None,
         };
         let kind = match policy {
-            Some(OnError::ReadOnly) if changes => ErrorKind::NotPermitted,
+            Some(ErrorPolicy::ReadOnly) if changes => ErrorKind::NotPermitted,
             _ => translate::kind_of(error),
         };
         Reply::failed(kind, buffer)
     }
 
-    async fn try_once(&self, caller: Caller, operation: Operation) -> Served {
+    async fn try_once(&self, caller: RequestSource, operation: Operation) -> AttemptResult {
         // A flush reports losses of previously acknowledged writes. A write with FUA does not: a
         // client that sees it fail only repeats that write, and believes the rest to be safe.
         let is_flush = matches!(operation, Operation::Flush);
         let lost = || {
             let reply = EngineReply { result: Err(Error::LostWrites), buffer: None };
-            Served::Answered(translate::reply_of(reply))
+            AttemptResult::Answered(translate::reply_of(reply))
         };
         if is_flush && self.host.tells_of_loss(caller) {
             return lost();
         }
         let (work, flushes) = match translate::work_of(operation, caller.asked) {
-            Work::Request(work) => (work, false),
-            Work::Durable(work) => (work, true),
-            Work::Answered(reply) => return Served::Answered(reply),
+            EngineWork::Request(work) => (work, false),
+            EngineWork::Durable(work) => (work, true),
+            EngineWork::Answered(reply) => return AttemptResult::Answered(reply),
         };
         let first = self.serve(caller, work).await;
         match first {
-            Served::Answered(reply) if flushes && reply.result.is_ok() => {
+            AttemptResult::Answered(reply) if flushes && reply.result.is_ok() => {
                 // If this flush fails, that says something about this request only.
-                self.serve(caller, Request::FlushAskedAt(Time::default())).await
+                self.serve(caller, Request::FlushRequestedAt(Time::default())).await
             }
             // The flush may have waited for the device that lost the writes, or for its
             // replacement.
-            Served::Answered(reply)
+            AttemptResult::Answered(reply)
                 if is_flush && reply.result.is_ok() && self.host.tells_of_loss(caller) =>
             {
                 lost()
@@ -296,10 +303,14 @@ impl Dispatcher {
         }
     }
 
-    async fn serve(&self, Caller { client, volume, .. }: Caller, work: Request) -> Served {
+    async fn serve(
+        &self,
+        RequestSource { client, volume, .. }: RequestSource,
+        work: Request,
+    ) -> AttemptResult {
         let Some((_in_flight, set, moves)) = self.host.enter(volume).await else {
             let buffer = if let Request::Read { buffer, .. } = work { Some(buffer) } else { None };
-            return Served::Trouble(self.host.reason(), buffer);
+            return AttemptResult::DeviceFailed(self.host.reason(), buffer);
         };
         let reply = set.serve_in_steps(client, volume, work).await;
         drop(set);
@@ -309,19 +320,19 @@ impl Dispatcher {
     /// Returns the result of a set's reply to a request that the set got when [`Host::moves`] was
     /// `moves`.
     #[must_use]
-    pub fn outcome_of(&self, moves: u64, reply: EngineReply) -> Served {
+    pub fn outcome_of(&self, moves: u64, reply: EngineReply) -> AttemptResult {
         match reply.result {
             Err(error)
                 if is_of_cache(&error, self.host.inner().opening.cache.get())
                     || self.host.misses_backing(&error) =>
             {
-                Served::Trouble(error, reply.buffer)
+                AttemptResult::DeviceFailed(error, reply.buffer)
             }
             // The volume moved at that moment.
             Err(Error::Stopping | Error::NoVolume) if self.host.moves() != moves => {
-                Served::Trouble(self.host.reason(), reply.buffer)
+                AttemptResult::DeviceFailed(self.host.reason(), reply.buffer)
             }
-            _ => Served::Answered(translate::reply_of(reply)),
+            _ => AttemptResult::Answered(translate::reply_of(reply)),
         }
     }
 }
@@ -339,8 +350,8 @@ fn is_of_cache(error: &Error, cache: DiskId) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Rig, backing, served};
-    use bcached_engine::Doing;
+    use crate::testing::{TestHost, backing, served};
+    use bcached_engine::ErrorContext;
     use bcached_env::{IoError, IoErrorKind};
     use bcached_format::CacheMode;
     use std::rc::Rc;
@@ -351,7 +362,7 @@ mod tests {
     #[test]
     fn what_fails_is_the_cache_or_it_is_not() {
         let io = |disk| IoError { kind: IoErrorKind::Io, disk: DiskId(disk), sector: 0 };
-        let at = |disk| Error::Io { doing: Doing::Backing, source: io(disk) };
+        let at = |disk| Error::Io { doing: ErrorContext::Backing, source: io(disk) };
         let is_of_cache = |error: &Error| super::is_of_cache(error, DiskId(0));
         assert!(is_of_cache(&Error::Inconsistent("a btree node is larger than the node size of its set")));
         assert!(is_of_cache(&Error::Failed(Box::new(Error::LostWrites))));
@@ -365,14 +376,14 @@ mod tests {
     /// loss. Proves invariant D33.
     #[test]
     fn a_loss_is_told_by_flushes_that_were_asked_for_after_it() {
-        let (Rig { mut executor, host, .. }, volume) = served(&backing(7));
+        let (TestHost { mut executor, host, .. }, volume) = served(&backing(7));
         let env = executor.env();
         let ended = executor.block_on(async move {
             let dispatcher = Dispatcher::new(host.clone(), Semaphore::new(1));
             let ask = async |asked, operation| {
                 let permit = dispatcher.room.acquire(1).await;
-                let caller = Caller { client: Client(1), volume, asked };
-                dispatcher.answer(caller, Stage::New(operation), permit).await.result
+                let caller = RequestSource { client: ClientId(1), volume, asked };
+                dispatcher.answer(caller, RequestStage::New(operation), permit).await.result
             };
             host.change_mode_for_now(volume, CacheMode::None).expect("it is served");
             let early = env.now();
@@ -395,7 +406,7 @@ mod tests {
     /// for the replacement of the device that had lost the writes.
     #[test]
     fn a_flush_that_waits_while_a_loss_becomes_known_tells_of_it() {
-        let (Rig { mut executor, host, .. }, volume) = served(&backing(8));
+        let (TestHost { mut executor, host, .. }, volume) = served(&backing(8));
         let env = executor.env();
         let ended = executor.block_on(async move {
             assert!(host.begin_exchange(volume).await, "nothing is in flight");
@@ -404,8 +415,8 @@ mod tests {
             env.spawn(async move {
                 let dispatcher = Dispatcher::new(exchanged, Semaphore::new(1));
                 let permit = dispatcher.room.acquire(1).await;
-                let caller = Caller { client: Client(1), volume, asked: asks.now() };
-                let reply = dispatcher.answer(caller, Stage::New(Operation::Flush), permit).await;
+                let caller = RequestSource { client: ClientId(1), volume, asked: asks.now() };
+                let reply = dispatcher.answer(caller, RequestStage::New(Operation::Flush), permit).await;
                 tells.set(Some(reply.result));
             });
             env.sleep(Duration::from_millis(1)).await;
@@ -423,9 +434,9 @@ mod tests {
     #[test]
     fn places_are_limited_for_each_volume_and_for_all() {
         let limits = Limits { waiting_of_volume: 4, waiting_of_all: 28, ..Limits::default() };
-        let places = Waiting::new(&limits);
+        let places = WaitCounts::new(&limits);
         let fill = |volume| -> Vec<_> { std::iter::from_fn(|| places.take(VolumeId(volume))).collect() };
-        let mut taken: Vec<Vec<Place<'_>>> = (0..7).map(fill).collect();
+        let mut taken: Vec<Vec<WaitGuard<'_>>> = (0..7).map(fill).collect();
         assert!(taken.iter().all(|of_volume| of_volume.len() == 4));
         assert!(places.take(VolumeId(8)).is_none(), "28 wait");
         drop(taken.pop());

@@ -11,9 +11,9 @@
 //! when a set is reopened and what can go wrong, [`crate::dispatch`] what happens to requests in
 //! the meantime.
 
-use crate::absence::Absences;
-use crate::cache_reconnect::Returned;
-use crate::dispatch::Caller;
+use crate::absence::MissingDevices;
+use crate::cache_reconnect::ReturnedCache;
+use crate::dispatch::RequestSource;
 use crate::{Limits, Machine, NoteSlot};
 use bcached_engine::{CacheSet, Error, Latencies, Options, Status, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_env::sync::Notify;
@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// The parameters for opening the set, each time.
-pub struct Opening {
+pub struct OpenParams {
     /// The cache device, until another one takes its place.
     pub cache: Cell<DiskId>,
     /// UUID of the set.
@@ -39,18 +39,18 @@ pub struct Opening {
 
 /// Serves the volumes of one cache set. Clones are handles on the same host.
 #[derive(Clone)]
-pub struct Host(Rc<Inner>);
+pub struct Host(Rc<HostInner>);
 
 /// The data that all handles share.
-pub struct Inner {
+pub struct HostInner {
     /// The environment it runs in.
     pub env: Env,
     /// What the host needs of the machine besides the environment.
     pub machine: Box<dyn Machine>,
     /// How the set is opened.
-    pub opening: Opening,
-    state: RefCell<State>,
-    /// Notified when [`State::moves`] has changed, or the set may have failed.
+    pub opening: OpenParams,
+    state: RefCell<HostState>,
+    /// Notified when [`HostState::moves`] has changed, or the set may have failed.
     changed: Rc<Notify>,
     /// Notified when the task that reopens the set may have something to do.
     alarm: Notify,
@@ -58,13 +58,13 @@ pub struct Inner {
 
 /// Where the volumes are.
 #[derive(Default)]
-pub struct State {
+pub struct HostState {
     /// The cache set; `None` while it is closed.
     pub main: Option<CacheSet>,
     /// The set that serves volumes without their cache in the meantime, and its device in memory.
     pub bypass: Option<(CacheSet, DiskId)>,
     /// Volumes that are not in the cache set at this moment.
-    pub away: BTreeMap<VolumeId, Away>,
+    pub away: BTreeMap<VolumeId, AwayVolume>,
     /// The status of the set when it was closed, if it is closed.
     pub before: Option<Box<Status>>,
     /// The number that the next new volume of the closed set would have got.
@@ -80,7 +80,7 @@ pub struct State {
     pub is_urgent: bool,
     /// The cache device that has come back as another device. It takes the place of the former one
     /// as soon as the set is closed.
-    pub returned: Option<Returned>,
+    pub returned: Option<ReturnedCache>,
     /// The session of the set since it was last opened: a number that is unique to this opening.
     pub session: u64,
     /// Whether the host is being stopped.
@@ -93,7 +93,7 @@ pub struct State {
     /// Cache modes that were set while the set was being closed.
     pub new_modes: BTreeMap<VolumeId, CacheMode>,
     /// Backing devices that are gone, or are being replaced.
-    pub absences: Absences,
+    pub absences: MissingDevices,
     /// Number of backing devices that are being added to the set.
     adding: usize,
     /// The times since which requests of a volume have been waiting for the cache.
@@ -106,7 +106,7 @@ pub struct State {
 }
 
 /// A volume that is not in the cache set at this moment.
-pub struct Away {
+pub struct AwayVolume {
     /// Its backing device.
     pub disk: DiskId,
     /// The volume when it left, with the options and the mode that it is to have.
@@ -117,7 +117,7 @@ pub struct Away {
     pub on_bypass: bool,
 }
 
-impl State {
+impl HostState {
     /// Returns the set that has the volume now, if any.
     pub(crate) fn set_of(&self, volume: VolumeId) -> Option<CacheSet> {
         match self.away.get(&volume) {
@@ -152,27 +152,27 @@ impl State {
 
 impl Host {
     /// Creates a host for an open set that has all of its volumes.
-    pub fn new(env: Env, machine: Box<dyn Machine>, opening: Opening, set: CacheSet) -> Self {
+    pub fn new(env: Env, machine: Box<dyn Machine>, opening: OpenParams, set: CacheSet) -> Self {
         let (changed, alarm) = (Rc::<Notify>::default(), Notify::new());
         let session = set.session();
         set.rings(Rc::clone(&changed));
-        let state = State { main: Some(set), session, written_before: Some(0), ..State::default() };
-        Self(Rc::new(Inner { env, machine, opening, state: RefCell::new(state), changed, alarm }))
+        let state = HostState { main: Some(set), session, written_before: Some(0), ..HostState::default() };
+        Self(Rc::new(HostInner { env, machine, opening, state: RefCell::new(state), changed, alarm }))
     }
 
     /// Returns the data that all handles share.
     #[must_use]
-    pub fn inner(&self) -> &Inner {
+    pub fn inner(&self) -> &HostInner {
         &self.0
     }
 
     /// Reads or changes the state without waking any task.
-    pub fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
+    pub fn with<T>(&self, look: impl FnOnce(&mut HostState) -> T) -> T {
         look(&mut self.0.state.borrow_mut())
     }
 
     /// Changes where a volume is, and wakes all tasks that wait for such a change.
-    pub fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    pub fn change<T>(&self, change: impl FnOnce(&mut HostState) -> T) -> T {
         let changed = self.with(|state| {
             state.moves += 1;
             change(state)
@@ -202,7 +202,7 @@ impl Host {
     }
 
     /// Waits until `is_so` holds, which is evaluated whenever something has changed.
-    pub(crate) async fn until(&self, is_so: impl Fn(&State) -> bool) {
+    pub(crate) async fn until(&self, is_so: impl Fn(&HostState) -> bool) {
         while !self.with(|state| is_so(state)) {
             self.0.changed.wait().await;
         }
@@ -382,7 +382,7 @@ impl Host {
             set.resume_flash_only(&former);
             // The numbers of removed volumes are known to clients as well, and must not be reused.
             set.number_from(state.next.expect("the next number was kept when the set was closed"));
-            let State { away, waits_since, .. } = state;
+            let HostState { away, waits_since, .. } = state;
             waits_since.retain(|id, _| away.contains_key(id));
             state.session = set.session();
             set.rings(Rc::clone(&self.0.changed));
@@ -491,7 +491,7 @@ impl Host {
     /// Returns whether a flush must fail because acknowledged writes may have been lost. A flush
     /// that was requested before the loss became known does not count as the report: it does not
     /// cover what was acknowledged since.
-    pub(crate) fn tells_of_loss(&self, Caller { volume, asked, .. }: Caller) -> bool {
+    pub(crate) fn tells_of_loss(&self, RequestSource { volume, asked, .. }: RequestSource) -> bool {
         self.with(|state| {
             let Some(since) = state.owes.get(&volume).copied() else { return false };
             if asked > since {

@@ -46,9 +46,9 @@ pub mod workers;
 
 use bcached_env::DiskId;
 use bcached_format::CacheSuperblock;
-pub use host::{Away, Host, Opening, State};
+pub use host::{AwayVolume, Host, HostState, OpenParams};
 pub use limits::Limits;
-pub use note::{NoNote, NoteSlot};
+pub use note::{NoteSlot, NullNote};
 
 /// What a host needs of the machine besides the devices in its environment.
 pub trait Machine {

@@ -19,7 +19,7 @@ impl NoteSlot {
     /// dropped.
     #[must_use]
     pub fn lend(&self, note: Box<dyn Note>) -> Box<dyn Note> {
-        Box::new(Lent { note, slot: self.clone() })
+        Box::new(LentNote { note, slot: self.clone() })
     }
 
     /// Returns the note for the next set, which finds in it what the former set has left. `None` if
@@ -63,21 +63,21 @@ impl Host {
 }
 
 /// A note that a set has.
-struct Lent {
+struct LentNote {
     note: Box<dyn Note>,
     slot: NoteSlot,
 }
 
-impl Drop for Lent {
+impl Drop for LentNote {
     fn drop(&mut self) {
-        let mut note = std::mem::replace(&mut self.note, Box::new(NoNote));
+        let mut note = std::mem::replace(&mut self.note, Box::new(NullNote));
         // No set notices any more if the file was removed and another one made.
         note.keep();
         *self.slot.0.borrow_mut() = Some(note);
     }
 }
 
-impl Note for Lent {
+impl Note for LentNote {
     fn room(&self) -> usize {
         self.note.room()
     }
@@ -121,9 +121,9 @@ impl Note for Lent {
 
 /// The note of a set on which nothing is ever written that would have to be noted. It has no room,
 /// and is never asked for any.
-pub struct NoNote;
+pub struct NullNote;
 
-impl Note for NoNote {
+impl Note for NullNote {
     fn room(&self) -> usize {
         0
     }

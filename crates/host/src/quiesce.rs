@@ -7,7 +7,7 @@
 //! open, and the whole procedure is retried later.
 
 use crate::Host;
-use crate::host::Away;
+use crate::host::AwayVolume;
 use bcached_engine::{CacheSet, VolumeId};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -18,7 +18,7 @@ const LOOK: Duration = Duration::from_millis(1);
 
 /// Progress of flushing the backing devices.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Progress {
+enum FlushProgress {
     UnderWay,
     Done,
     /// The caller no longer waits for them.
@@ -73,23 +73,23 @@ fn a_device_hangs(host: &Host, set: &CacheSet) -> bool {
 /// takes too long.
 async fn flushed_in_time(host: &Host, set: &CacheSet) -> bool {
     let env = &host.inner().env;
-    let progress = Rc::new(Cell::new(Progress::UnderWay));
+    let progress = Rc::new(Cell::new(FlushProgress::UnderWay));
     // An operation in flight on a device cannot be cancelled. The task ends when the device
     // completes it, whether or not the caller still waits (invariant L8).
     env.spawn(flush_backings(host.clone(), set.clone(), Rc::clone(&progress)));
     let until = env.now() + host.inner().opening.limits.quiesce;
-    while progress.get() == Progress::UnderWay && env.now() < until {
+    while progress.get() == FlushProgress::UnderWay && env.now() < until {
         host.changes_until(until).await;
     }
-    progress.replace(Progress::GivenUp) == Progress::Done
+    progress.replace(FlushProgress::GivenUp) == FlushProgress::Done
 }
 
-async fn flush_backings(host: Host, set: CacheSet, progress: Rc<Cell<Progress>>) {
+async fn flush_backings(host: Host, set: CacheSet, progress: Rc<Cell<FlushProgress>>) {
     // A write that completes after the flushes would not be covered by them (invariant D39).
     set.drained().await;
     let volumes: Vec<VolumeId> = set.volumes().iter().map(|info| info.id).collect();
     for id in volumes {
-        if progress.get() == Progress::GivenUp {
+        if progress.get() == FlushProgress::GivenUp {
             return;
         }
         // If the superblock cannot record that the volume has left the cache, the volume waits for
@@ -99,8 +99,8 @@ async fn flush_backings(host: Host, set: CacheSet, progress: Rc<Cell<Progress>>)
             host.has_lost([id]);
         }
     }
-    if progress.get() == Progress::UnderWay {
-        progress.set(Progress::Done);
+    if progress.get() == FlushProgress::UnderWay {
+        progress.set(FlushProgress::Done);
     }
     host.wake();
 }
@@ -125,7 +125,7 @@ fn part(host: &Host, set: &CacheSet) {
         for (info, latencies) in status.volumes.iter().zip(&status.latencies) {
             let Some(disk) = set.disk_of(info.id) else { continue };
             let (info, latencies) = (info.clone(), latencies.clone());
-            state.away.insert(info.id, Away { disk, info, latencies, on_bypass: false });
+            state.away.insert(info.id, AwayVolume { disk, info, latencies, on_bypass: false });
         }
         state.before = Some(Box::new(status));
     });
@@ -135,8 +135,8 @@ fn part(host: &Host, set: &CacheSet) {
 mod tests {
     use super::*;
     use crate::reopen::{bring_back, reopen};
-    use crate::testing::{Rig, backing, served_through};
-    use bcached_engine::{Client, Request};
+    use crate::testing::{TestHost, backing, served_through};
+    use bcached_engine::{ClientId, Request};
     use bcached_env::{Buffer, DiskId, DiskInfo, Driver, Event, Op, Time, Token};
     use bcached_format::CacheMode;
     use std::cell::RefCell;
@@ -148,15 +148,15 @@ mod tests {
 
     /// A disk that hangs, if any, and the operations submitted to it in the meantime.
     #[derive(Default)]
-    struct Hung {
+    struct HungDisk {
         disk: Cell<Option<DiskId>>,
         asked: RefCell<Vec<(DiskId, Token, Op)>>,
     }
 
     /// The real driver, with one disk that does not answer.
-    struct Hanging(Box<dyn Driver>, Rc<Hung>);
+    struct HangingDriver(Box<dyn Driver>, Rc<HungDisk>);
 
-    impl Driver for Hanging {
+    impl Driver for HangingDriver {
         fn submit(&mut self, disk: DiskId, token: Token, op: Op) {
             match self.1.disk.get() == Some(disk) {
                 true => self.1.asked.borrow_mut().push((disk, token, op)),
@@ -199,7 +199,7 @@ mod tests {
 
     async fn read(set: CacheSet, volume: VolumeId) -> bool {
         let request = Request::Read { sector: 0, buffer: Buffer::zeroed(4096) };
-        set.serve_for(Client(1), volume, request).await.result.is_ok()
+        set.serve_for(ClientId(1), volume, request).await.result.is_ok()
     }
 
     /// Proves that a hung disk blocks no other volume. It once kept a recovered cache from all
@@ -207,11 +207,11 @@ mod tests {
     #[test]
     fn a_disk_that_hangs_keeps_nobody_else_from_being_served() {
         // Proves invariant L8.
-        let (files, hung) = ([backing(3), backing(4)], Rc::new(Hung::default()));
-        let wrap = |driver| Box::new(Hanging(driver, Rc::clone(&hung))) as Box<dyn Driver>;
+        let (files, hung) = ([backing(3), backing(4)], Rc::new(HungDisk::default()));
+        let wrap = |driver| Box::new(HangingDriver(driver, Rc::clone(&hung))) as Box<dyn Driver>;
         let (mut rig, well) = served_through(&files[0], wrap);
         let ill = rig.add(&files[1]);
-        let Rig { mut executor, host, .. } = rig;
+        let TestHost { mut executor, host, .. } = rig;
         let (env, hangs) = (executor.env(), Rc::clone(&hung));
         let ended = executor.block_on(async move {
             let set = host.main().expect("it works");

@@ -6,7 +6,7 @@
 //! number, and the requests that waited for it proceed. A failed step is retried with increasing
 //! back-off.
 
-use crate::host::State;
+use crate::host::HostState;
 use crate::quiesce::quiesce;
 use crate::{Host, bypass, cache_reconnect};
 use bcached_engine::{CacheSet, Error, Options, VolumeId};
@@ -30,7 +30,7 @@ pub async fn run(host: Host) {
             pause = limits.pause_min;
         }
         let until = env.now() + pause;
-        let is_back = |state: &mut State| state.is_urgent || state.returned.is_some() && !is_tried;
+        let is_back = |state: &mut HostState| state.is_urgent || state.returned.is_some() && !is_tried;
         while env.now() < until && !host.with(|state| state.is_stopping || is_back(state)) {
             host.alarmed(Some(until)).await;
         }
@@ -216,7 +216,7 @@ async fn write_owed_modes(host: &Host) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Rig, backing, mode_in, served};
+    use crate::testing::{TestHost, backing, mode_in, served};
     use bcached_format::CacheMode;
     use rustix::fs::SealFlags;
 
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn a_cache_mode_said_while_the_set_is_let_go_of_is_kept() {
         let file = backing(3);
-        let (Rig { mut executor, host, .. }, id) = served(&file);
+        let (TestHost { mut executor, host, .. }, id) = served(&file);
         let env = executor.env();
         let said = host.clone();
         env.spawn(async move {
@@ -255,7 +255,7 @@ mod tests {
         let files = [backing(3), backing(4)];
         let (mut rig, first) = served(&files[0]);
         let second = rig.add(&files[1]);
-        let Rig { mut executor, host, .. } = rig;
+        let TestHost { mut executor, host, .. } = rig;
         let env = executor.env();
         let stopped = executor.block_on(async move {
             for id in [first, second] {
@@ -279,7 +279,7 @@ mod tests {
     #[test]
     fn a_cache_mode_that_could_not_be_written_is_still_owed() {
         let file = backing(3);
-        let (Rig { mut executor, host, .. }, id) = served(&file);
+        let (TestHost { mut executor, host, .. }, id) = served(&file);
         let device = file.try_clone().expect("a descriptor");
         let (owed, left) = executor
             .block_on(async move {

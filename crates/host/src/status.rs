@@ -1,8 +1,8 @@
 //! The status of a host: that of its set, with all volumes wherever they are.
 
 use crate::Host;
-use crate::host::{Away, State};
-use bcached_engine::{Latencies, Status, VolumeId, VolumeInfo, WaitedOut};
+use crate::host::{AwayVolume, HostState};
+use bcached_engine::{Latencies, Status, TimedOutVolume, VolumeId, VolumeInfo};
 use bcached_env::Time;
 
 impl Host {
@@ -33,7 +33,7 @@ impl Host {
 }
 
 /// Returns a volume that is away, as it is in the bypass, or as it was when it left.
-fn shown(id: VolumeId, away: &Away, of_bypass: Option<&Status>) -> (VolumeInfo, Latencies) {
+fn shown(id: VolumeId, away: &AwayVolume, of_bypass: Option<&Status>) -> (VolumeInfo, Latencies) {
     let on_bypass = of_bypass.filter(|_| away.on_bypass).and_then(|status| {
         let at = status.volumes.iter().position(|volume| volume.id == id)?;
         Some((status.volumes[at].clone(), status.latencies.get(at)?.clone()))
@@ -53,9 +53,9 @@ fn put(status: &mut Status, (info, latencies): (VolumeInfo, Latencies)) {
 
 /// Returns the devices of the volume for which requests have waited up to their time limit without
 /// success.
-fn waited_out(state: &State, info: &VolumeInfo, now: Time) -> Option<WaitedOut> {
+fn waited_out(state: &HostState, info: &VolumeInfo, now: Time) -> Option<TimedOutVolume> {
     let is_over = |since: Time| now >= since + info.options.freeze_timeout;
     let cache = state.waiting_since(info.id).is_some_and(is_over);
     let backing = state.absences.missed_since(info.id).is_some_and(is_over);
-    (cache || backing).then_some(WaitedOut { volume: info.id, cache, backing })
+    (cache || backing).then_some(TimedOutVolume { volume: info.id, cache, backing })
 }

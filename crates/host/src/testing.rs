@@ -1,10 +1,10 @@
 //! Shared code of the host's tests: a set in memory, on the real driver.
 
-use crate::{Host, Limits, Machine, NoNote, NoteSlot, Opening, bypass};
+use crate::{Host, Limits, Machine, NoteSlot, NullNote, OpenParams, bypass};
 use bcached_engine::{CacheSet, Options, VolumeId};
-use bcached_env::{DiskId, Driver, Executor, Order};
+use bcached_env::{DiskId, Driver, Executor, RunOrder};
 use bcached_format::{
-    BackingFormat, BackingSuperblock, CacheMode, CacheSuperblock, DeviceFacts, RawSuperblock,
+    BackingFormat, BackingSuperblock, CacheMode, CacheSuperblock, DeviceGeometry, RawSuperblock,
     SUPERBLOCK_SECTOR, Superblock, Uuid,
 };
 use bcached_uring::{Access, Device, Disks, DriverOptions, open_driver};
@@ -17,13 +17,13 @@ use std::os::unix::fs::FileExt as _;
 const SECTORS: u64 = 4096;
 
 /// A host, its executor, and its devices.
-pub struct Rig {
+pub struct TestHost {
     pub executor: Executor,
     pub host: Host,
     disks: Disks,
 }
 
-impl Rig {
+impl TestHost {
     /// Adds a volume to the set.
     pub fn add(&mut self, file: &File) -> VolumeId {
         let disk = self.disks.add(device(file));
@@ -34,9 +34,9 @@ impl Rig {
 }
 
 /// A machine with nothing but memory.
-struct InMemory(Disks);
+struct MemoryMachine(Disks);
 
-impl Machine for InMemory {
+impl Machine for MemoryMachine {
     fn memory_cache(&self, superblock: &CacheSuperblock) -> Result<DiskId, String> {
         Ok(self.0.add(device(&memory(bypass::SECTORS, &superblock.seal()[..]))))
     }
@@ -77,19 +77,22 @@ pub fn backing(number: u8) -> File {
 pub fn mode_in(file: &File) -> CacheMode {
     let mut bytes = [0; 4096];
     file.read_exact_at(&mut bytes, SUPERBLOCK_SECTOR * 512).expect("it is there");
-    let facts = DeviceFacts { sectors: SECTORS, logical_block_sectors: 1 };
+    let facts = DeviceGeometry { sectors: SECTORS, logical_block_sectors: 1 };
     let found = RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts));
     let Ok(Superblock::Backing(superblock)) = found else { unreachable!("it is one of a backing device") };
     superblock.cache_mode()
 }
 
 /// Creates a set with the file as its only volume.
-pub fn served(file: &File) -> (Rig, VolumeId) {
+pub fn served(file: &File) -> (TestHost, VolumeId) {
     served_through(file, |driver| driver)
 }
 
 /// Does the same, with a driver that wraps the real one.
-pub fn served_through(file: &File, wrap: impl FnOnce(Box<dyn Driver>) -> Box<dyn Driver>) -> (Rig, VolumeId) {
+pub fn served_through(
+    file: &File,
+    wrap: impl FnOnce(Box<dyn Driver>) -> Box<dyn Driver>,
+) -> (TestHost, VolumeId) {
     let driver = open_driver(&DriverOptions::default()).expect("a driver");
     let disks = driver.disks;
     // A cache like the bypass, with the fewest buckets that the engine runs with.
@@ -97,15 +100,15 @@ pub fn served_through(file: &File, wrap: impl FnOnce(Box<dyn Driver>) -> Box<dyn
     let nodes = bcached_engine::node_budget_min(superblock.bucket_sectors(), 1);
     let options = Options { node_budget_bytes: nodes, ..Options::default() };
     let disk = disks.add(device(&memory(bypass::SECTORS, &superblock.seal()[..])));
-    let mut executor = Executor::new(wrap(driver.driver), Order::Fifo, 1);
+    let mut executor = Executor::new(wrap(driver.driver), RunOrder::Fifo, 1);
     let note = NoteSlot::default();
-    let opening = CacheSet::open(executor.env(), disk, note.lend(Box::new(NoNote)), options.clone());
+    let opening = CacheSet::open(executor.env(), disk, note.lend(Box::new(NullNote)), options.clone());
     let set = executor.block_on(opening).expect("a driver").expect("it is whole");
     let set_uuid = superblock.set_uuid();
     let opening =
-        Opening { cache: disk.into(), set_uuid, note, options: options.into(), limits: Limits::default() };
-    let host = Host::new(executor.env(), Box::new(InMemory(disks.clone())), opening, set);
-    let mut rig = Rig { executor, host, disks };
+        OpenParams { cache: disk.into(), set_uuid, note, options: options.into(), limits: Limits::default() };
+    let host = Host::new(executor.env(), Box::new(MemoryMachine(disks.clone())), opening, set);
+    let mut rig = TestHost { executor, host, disks };
     let id = rig.add(file);
     (rig, id)
 }

@@ -6,7 +6,7 @@ use bcached_env::{IoErrorKind, Time};
 use bcached_port::{ErrorKind, Operation, Reply, StatusExtent};
 
 /// The engine's work for an operation.
-pub enum Work {
+pub enum EngineWork {
     /// One request.
     Request(Request),
     /// A request, and a flush after it: the engine has no durable form of it.
@@ -16,22 +16,24 @@ pub enum Work {
 }
 
 /// Returns the engine's form of `operation`. `asked` is when a flush was requested.
-pub fn work_of(operation: Operation, asked: Time) -> Work {
+pub fn work_of(operation: Operation, asked: Time) -> EngineWork {
     match operation {
-        Operation::Read { sector, buffer } => Work::Request(Request::Read { sector, buffer }),
-        Operation::Write { sector, payload, fua } => Work::Request(Request::Write { sector, payload, fua }),
-        Operation::Flush => Work::Request(Request::FlushAskedAt(asked)),
+        Operation::Read { sector, buffer } => EngineWork::Request(Request::Read { sector, buffer }),
+        Operation::Write { sector, payload, fua } => {
+            EngineWork::Request(Request::Write { sector, payload, fua })
+        }
+        Operation::Flush => EngineWork::Request(Request::FlushRequestedAt(asked)),
         Operation::Discard { sector, sectors, fua } => {
             let request = Request::Discard { sector, sectors };
-            if fua { Work::Durable(request) } else { Work::Request(request) }
+            if fua { EngineWork::Durable(request) } else { EngineWork::Request(request) }
         }
         Operation::WriteZeroes { sector, sectors, fua, may_discard } => {
-            Work::Request(Request::WriteZeroes { sector, sectors, fua, may_unmap: may_discard })
+            EngineWork::Request(Request::WriteZeroes { sector, sectors, fua, may_unmap: may_discard })
         }
         // The location of data does not tell which parts read as zeroes, so all of it is reported
         // as data.
         Operation::BlockStatus { sectors, .. } => {
-            Work::Answered(Reply::extents(vec![StatusExtent { sectors, hole: false, zero: false }]))
+            EngineWork::Answered(Reply::extents(vec![StatusExtent { sectors, hole: false, zero: false }]))
         }
     }
 }
@@ -70,7 +72,7 @@ mod tests {
     fn leave_to_give_space_up_is_passed_on() {
         for (fua, may_discard) in [(false, false), (false, true), (true, false), (true, true)] {
             let wanted = Operation::WriteZeroes { sector: 8, sectors: 16, fua, may_discard };
-            let Work::Request(Request::WriteZeroes { sector, sectors, fua: durable, may_unmap }) =
+            let EngineWork::Request(Request::WriteZeroes { sector, sectors, fua: durable, may_unmap }) =
                 work_of(wanted, Time(0))
             else {
                 unreachable!("it is one request of the engine")

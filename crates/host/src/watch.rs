@@ -5,7 +5,7 @@ use crate::Host;
 
 /// A change of the set's health.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Change {
+pub enum HealthChange {
     /// The set has failed. Its status says why.
     Failed,
     /// The set is open again, and may fail again.
@@ -14,7 +14,7 @@ pub enum Change {
 
 /// Runs until the host stops. Calls `tell` once for each set that fails, including one that had
 /// failed before, and once when the set is open again.
-pub async fn run(host: Host, tell: impl Fn(Change)) {
+pub async fn run(host: Host, tell: impl Fn(HealthChange)) {
     // The session of the set whose failure has been reported.
     let mut told = None;
     while !host.with(|state| state.is_stopping) {
@@ -26,11 +26,11 @@ pub async fn run(host: Host, tell: impl Fn(Change)) {
             && told != Some(session)
         {
             if told.take().is_some() {
-                tell(Change::Works);
+                tell(HealthChange::Works);
             }
             if has_failed {
                 told = Some(session);
-                tell(Change::Failed);
+                tell(HealthChange::Failed);
                 host.alarm();
             }
         }
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
     use crate::quiesce::quiesce;
     use crate::reopen::{bring_back, reopen};
-    use crate::testing::{Rig, backing, served_through};
+    use crate::testing::{TestHost, backing, served_through};
     use bcached_engine::{Error, Settings};
     use bcached_env::{Completion, DiskId, DiskInfo, Driver, Event, IoErrorKind, Op, Time, Token};
     use std::cell::{Cell, RefCell};
@@ -51,12 +51,12 @@ mod tests {
     use std::time::Duration;
 
     /// The disk whose writes fail, if any.
-    type Full = Rc<Cell<Option<DiskId>>>;
+    type FailingDisk = Rc<Cell<Option<DiskId>>>;
 
     /// The real driver, with that disk.
-    struct Failing(Box<dyn Driver>, Full, RefCell<Vec<Event>>);
+    struct FailingDriver(Box<dyn Driver>, FailingDisk, RefCell<Vec<Event>>);
 
-    impl Driver for Failing {
+    impl Driver for FailingDriver {
         fn submit(&mut self, disk: DiskId, token: Token, op: Op) {
             match op {
                 Op::Write { .. } if self.1.get() == Some(disk) => {
@@ -88,7 +88,7 @@ mod tests {
     }
 
     /// Makes the set of `host` fail, and leaves it failed.
-    async fn fail(host: &Host, full: &Full) {
+    async fn fail(host: &Host, full: &FailingDisk) {
         full.set(Some(host.inner().opening.cache.get()));
         let set = host.main().expect("it works");
         let kept = set.keep_settings(Settings { discard: Some(true), replacement: None }).await;
@@ -100,10 +100,10 @@ mod tests {
     /// at the next poll.
     #[test]
     fn a_failure_is_told_by_itself_and_so_is_the_next() {
-        let (file, full) = (backing(3), Full::default());
+        let (file, full) = (backing(3), FailingDisk::default());
         let wrap =
-            |driver| Box::new(Failing(driver, Rc::clone(&full), RefCell::default())) as Box<dyn Driver>;
-        let (Rig { mut executor, host, .. }, _volume) = served_through(&file, wrap);
+            |driver| Box::new(FailingDriver(driver, Rc::clone(&full), RefCell::default())) as Box<dyn Driver>;
+        let (TestHost { mut executor, host, .. }, _volume) = served_through(&file, wrap);
         let (env, told) = (executor.env(), Rc::new(RefCell::new(String::new())));
         let ended = executor.block_on(async move {
             // This set fails before the task looks at it.
@@ -111,8 +111,8 @@ mod tests {
             let writes = Rc::clone(&told);
             env.spawn(run(host.clone(), move |change| {
                 writes.borrow_mut().push_str(match change {
-                    Change::Failed => "failed ",
-                    Change::Works => "works ",
+                    HealthChange::Failed => "failed ",
+                    HealthChange::Works => "works ",
                 });
             }));
             env.sleep(Duration::from_millis(10)).await;

@@ -6,11 +6,11 @@
 //! allocation may wait for those pages to be written. The number of tasks is the largest number of
 //! requests that ever needed one at the same time, and most of these tasks are kept.
 
-use crate::absence::InFlight;
-use crate::dispatch::{Attempt, Caller, Dispatcher, Served, Stage};
+use crate::absence::InFlightGuard;
+use crate::dispatch::{Attempt, AttemptResult, Dispatcher, RequestSource, RequestStage};
 use crate::retry::Retry;
-use crate::translate::{self, Work};
-use bcached_engine::{Asker, Begun, CacheSet, Client, Reply as EngineReply, VolumeId};
+use crate::translate::{self, EngineWork};
+use bcached_engine::{CacheSet, ClientId, Reply as EngineReply, Requester, Submission, VolumeId};
 use bcached_env::sync::{Notify, Permit};
 use bcached_env::{Env, Time};
 use bcached_port::{Operation, Reply, ReplyTo};
@@ -23,28 +23,28 @@ use std::rc::Rc;
 pub const IN_FLIGHT_MAX: usize = bcached_engine::REQUESTS_MAX;
 
 /// Where the answer to a request goes.
-pub trait AnswerTo: 'static {
+pub trait ReplySink: 'static {
     /// Sends the answer. Implementations must not block.
     fn send(self, reply: Reply);
 }
 
-impl AnswerTo for ReplyTo {
+impl ReplySink for ReplyTo {
     fn send(self, reply: Reply) {
         Self::send(self, reply);
     }
 }
 
 /// A request to be carried out.
-pub struct Request<A> {
+pub struct HostRequest<A> {
     /// The client, the volume and the time of the request.
-    pub caller: Caller,
+    pub caller: RequestSource,
     /// What to do.
     pub operation: Operation,
     /// Where the answer goes.
     pub answer_to: A,
 }
 
-impl Request<ReplyTo> {
+impl HostRequest<ReplyTo> {
     /// Converts a request from the port, with its time converted to that of this environment.
     #[must_use]
     pub fn from_port(request: bcached_port::Request, env: &Env) -> Self {
@@ -55,7 +55,7 @@ impl Request<ReplyTo> {
             let now = env.now();
             Time::default() + now.since(Time::default()).saturating_sub(submitted.elapsed())
         });
-        let caller = Caller { client: Client(client.0), volume: VolumeId(volume.0), asked };
+        let caller = RequestSource { client: ClientId(client.0), volume: VolumeId(volume.0), asked };
         Self { caller, operation, answer_to: reply_to }
     }
 }
@@ -67,33 +67,33 @@ pub struct Workers<A> {
     /// Requests that wait for a task to begin them. One task has been woken or started for each,
     /// and the task that runs first takes the first request. So requests begin in the order of
     /// their arrival, whatever the order of the tasks.
-    queue: RefCell<VecDeque<Queued<A>>>,
+    queue: RefCell<VecDeque<QueuedRequest<A>>>,
     /// Each wakes one idle task.
     idle: RefCell<Vec<Rc<Notify>>>,
     /// Requests in flight in a set, without a task.
-    asked: RefCell<Slab<Asked<A>>>,
+    asked: RefCell<Slab<InFlightRequest<A>>>,
 }
 
 /// A request for a task.
-struct Queued<A> {
-    origin: Origin<A>,
-    stage: Stage,
+struct QueuedRequest<A> {
+    origin: RequestContext<A>,
+    stage: RequestStage,
 }
 
 /// The source of a request, and its room until the answer.
-struct Origin<A> {
-    caller: Caller,
+struct RequestContext<A> {
+    caller: RequestSource,
     answer_to: A,
     permit: Permit,
 }
 
 /// A request in flight in a set, without a task.
-struct Asked<A> {
-    origin: Origin<A>,
+struct InFlightRequest<A> {
+    origin: RequestContext<A>,
     attempt: Attempt,
 }
 
-impl<A: AnswerTo> Workers<A> {
+impl<A: ReplySink> Workers<A> {
     /// Creates the workers; no task is started yet.
     pub fn new(env: Env, dispatcher: Dispatcher) -> Rc<Self> {
         let (queue, idle, asked) = Default::default();
@@ -112,9 +112,9 @@ impl<A: AnswerTo> Workers<A> {
     }
 
     /// Begins a request; it is answered when it completes.
-    pub fn begin(self: &Rc<Self>, request: Request<A>, permit: Permit) {
-        let Request { caller, operation, answer_to } = request;
-        let origin = Origin { caller, answer_to, permit };
+    pub fn begin(self: &Rc<Self>, request: HostRequest<A>, permit: Permit) {
+        let HostRequest { caller, operation, answer_to } = request;
+        let origin = RequestContext { caller, answer_to, permit };
         let may_end_at_once =
             matches!(operation, Operation::Read { .. } | Operation::Write { fua: false, .. });
         // Requests begin in the order of their arrival.
@@ -125,37 +125,37 @@ impl<A: AnswerTo> Workers<A> {
         };
         match entered {
             Some(entered) => self.ask(origin, operation, entered),
-            None => self.queue(Queued { origin, stage: Stage::New(operation) }),
+            None => self.queue(QueuedRequest { origin, stage: RequestStage::New(operation) }),
         }
     }
 
     /// Passes a request to a set, without a task if possible.
     fn ask(
         self: &Rc<Self>,
-        origin: Origin<A>,
+        origin: RequestContext<A>,
         operation: Operation,
-        (in_flight, set, moves): (InFlight, CacheSet, u64),
+        (in_flight, set, moves): (InFlightGuard, CacheSet, u64),
     ) {
-        let Caller { client, volume, .. } = origin.caller;
+        let RequestSource { client, volume, .. } = origin.caller;
         let retry = Retry::of(&operation);
-        let Work::Request(work) = translate::work_of(operation, origin.caller.asked) else {
+        let EngineWork::Request(work) = translate::work_of(operation, origin.caller.asked) else {
             unreachable!("reads and writes are one request")
         };
         let attempt = Attempt { retry, moves, in_flight };
-        let number = self.asked.borrow_mut().insert(Asked { origin, attempt });
-        let asker: Rc<dyn Asker> = Rc::<Self>::clone(self);
-        match set.ask(client, volume, work, &asker, number) {
-            Begun::UnderWay => {}
-            Begun::Refused(reply) => asker.answered(number, reply),
-            Begun::InSteps(rest) => {
-                let Asked { origin, attempt } = self.asked.borrow_mut().remove(number);
-                self.queue(Queued { origin, stage: Stage::Begun(attempt, set, rest) });
+        let number = self.asked.borrow_mut().insert(InFlightRequest { origin, attempt });
+        let requester: Rc<dyn Requester> = Rc::<Self>::clone(self);
+        match set.ask(client, volume, work, &requester, number) {
+            Submission::InFlight => {}
+            Submission::Refused(reply) => requester.answered(number, reply),
+            Submission::NeedsTask(rest) => {
+                let InFlightRequest { origin, attempt } = self.asked.borrow_mut().remove(number);
+                self.queue(QueuedRequest { origin, stage: RequestStage::Started(attempt, set, rest) });
             }
         }
     }
 
     /// Passes a request to a task.
-    fn queue(self: &Rc<Self>, queued: Queued<A>) {
+    fn queue(self: &Rc<Self>, queued: QueuedRequest<A>) {
         self.queue.borrow_mut().push_back(queued);
         match self.idle.borrow_mut().pop() {
             Some(idle) => idle.notify_all(),
@@ -168,8 +168,8 @@ impl<A: AnswerTo> Workers<A> {
         let woken = Rc::new(Notify::new());
         loop {
             let queued = self.queue.borrow_mut().pop_front();
-            let Some(Queued { origin, stage }) = queued else { return };
-            let Origin { caller, answer_to, permit } = origin;
+            let Some(QueuedRequest { origin, stage }) = queued else { return };
+            let RequestContext { caller, answer_to, permit } = origin;
             let reply = self.dispatcher.answer(caller, stage, permit).await;
             answer_to.send(reply);
             // Tasks whose requests waited for a device do not count as in flight, so there may be
@@ -183,17 +183,20 @@ impl<A: AnswerTo> Workers<A> {
     }
 }
 
-impl<A: AnswerTo> Asker for Workers<A> {
+impl<A: ReplySink> Requester for Workers<A> {
     fn answered(self: Rc<Self>, number: usize, reply: EngineReply) {
-        let Asked { origin, attempt } = self.asked.borrow_mut().remove(number);
+        let InFlightRequest { origin, attempt } = self.asked.borrow_mut().remove(number);
         match self.dispatcher.outcome_of(attempt.moves, reply) {
-            Served::Answered(reply) => {
+            AttemptResult::Answered(reply) => {
                 drop(attempt);
                 origin.answer_to.send(reply);
                 self.dispatcher.free_room(Some(origin.permit));
             }
-            Served::Trouble(error, buffer) => {
-                self.queue(Queued { origin, stage: Stage::Trouble(attempt, error, buffer) });
+            AttemptResult::DeviceFailed(error, buffer) => {
+                self.queue(QueuedRequest {
+                    origin,
+                    stage: RequestStage::DeviceFailed(attempt, error, buffer),
+                });
             }
         }
     }
@@ -203,19 +206,19 @@ impl<A: AnswerTo> Asker for Workers<A> {
 mod tests {
     use super::*;
     use crate::dispatch::Dispatcher;
-    use crate::testing::{Rig, backing, served_through};
+    use crate::testing::{TestHost, backing, served_through};
     use bcached_env::sync::Semaphore;
-    use bcached_env::{Buffer, Outcome};
-    use bcached_port::{ErrorKind, Replies, Requests, Server};
+    use bcached_env::{Buffer, RunOutcome};
+    use bcached_port::{ErrorKind, ReplyReceiver, RequestSender, Server};
     use std::sync::Arc;
 
-    fn port() -> (Requests<u32>, Replies<u32>, Server) {
+    fn port() -> (RequestSender<u32>, ReplyReceiver<u32>, Server) {
         let (connector, server) = bcached_port::open(8, Arc::new(|| ()));
         let (requests, replies) = connector.connect(8);
         (requests, replies, server)
     }
 
-    fn read(requests: &Requests<u32>, number: u32, volume: VolumeId) {
+    fn read(requests: &RequestSender<u32>, number: u32, volume: VolumeId) {
         let operation = Operation::Read { sector: 8, buffer: Buffer::zeroed(4096) };
         requests.submit(number, bcached_port::VolumeId(volume.0), operation);
     }
@@ -225,13 +228,13 @@ mod tests {
     #[test]
     fn what_is_under_way_is_answered_when_nobody_runs_the_set_any_more() {
         let (requests, mut replies, mut server) = port();
-        let (Rig { executor, host, .. }, volume) = served_through(&backing(5), |driver| driver);
+        let (TestHost { executor, host, .. }, volume) = served_through(&backing(5), |driver| driver);
         let room = Semaphore::new(8);
         let workers = Workers::new(executor.env(), Dispatcher::new(host.clone(), room.clone()));
         read(&requests, 1, volume);
         let request = server.take().expect("it is there");
         workers.begin(
-            Request::from_port(request, &workers.env),
+            HostRequest::from_port(request, &workers.env),
             workers.dispatcher().find_room().expect("there is room"),
         );
         assert_eq!(workers.asked.borrow().len(), 1, "the set has it, and no task");
@@ -250,27 +253,27 @@ mod tests {
     #[test]
     fn requests_begin_in_the_order_in_which_they_came() {
         let (requests, mut replies, mut server) = port();
-        let (Rig { mut executor, host, .. }, volume) = served_through(&backing(6), |driver| driver);
+        let (TestHost { mut executor, host, .. }, volume) = served_through(&backing(6), |driver| driver);
         let workers = Workers::new(executor.env(), Dispatcher::new(host, Semaphore::new(8)));
         requests.submit(1, bcached_port::VolumeId(volume.0), Operation::Flush);
         read(&requests, 2, volume);
         while let Some(request) = server.take() {
             workers.begin(
-                Request::from_port(request, &workers.env),
+                HostRequest::from_port(request, &workers.env),
                 workers.dispatcher().find_room().expect("there is room"),
             );
         }
         assert_eq!((workers.queue.borrow().len(), workers.asked.borrow().len()), (2, 0));
         let ended = executor.run_until(|| requests.outstanding() == 2 && workers.idle.borrow().len() == 2);
-        assert_eq!(ended, Outcome::Done);
+        assert_eq!(ended, RunOutcome::Done);
         read(&requests, 3, volume);
         let request = server.take().expect("it is there");
         workers.begin(
-            Request::from_port(request, &workers.env),
+            HostRequest::from_port(request, &workers.env),
             workers.dispatcher().find_room().expect("room"),
         );
         assert_eq!((workers.queue.borrow().len(), workers.asked.borrow().len()), (0, 1));
-        assert_eq!(executor.run_until(|| workers.asked.borrow().is_empty()), Outcome::Done);
+        assert_eq!(executor.run_until(|| workers.asked.borrow().is_empty()), RunOutcome::Done);
         let mut answered: Vec<u32> = std::iter::from_fn(|| replies.try_next())
             .map(|(number, reply)| {
                 assert_eq!(reply.result, Ok(()));

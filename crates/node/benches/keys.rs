@@ -8,12 +8,12 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use bcached_format::bset::BsetPlace;
+use bcached_format::bset::NodeIdentity;
 use bcached_format::checksum::checksum;
 use bcached_format::{
     DeviceIndex, Gen, Geometry, Inode, Key, NodeLog, Pointer, Pointers, Position, SetMagic, Uuid,
 };
-use bcached_node::{Living, Node, NodeBuilder, NodeReader, SetWrite};
+use bcached_node::{LiveKeys, Node, NodeBuilder, NodeReader, SetWrite};
 
 const GEOMETRY: Geometry = Geometry {
     block_sectors: 8,
@@ -172,7 +172,7 @@ fn measure_read(seed: &mut u64) {
     let read = Node::read(own(40), 0, &GEOMETRY, &bytes).expect("we wrote it");
     println!("a node of {sets} sets, {} keys merged", read.len());
     measure_each("find the keys in a sector, with its sum", 200, u64::from(NODE_SECTORS), |_| {
-        let place = BsetPlace { magic: GEOMETRY.magic, node: own(40).pointers.as_slice()[0] };
+        let place = NodeIdentity { magic: GEOMETRY.magic, node: own(40).pointers.as_slice()[0] };
         black_box(NodeLog::parse(&bytes, 4096, place).expect("we wrote it"));
     });
     measure(&format!("read it ({} KiB in memory)", read.memory_bytes() >> 10), 200, |_| {
@@ -245,8 +245,8 @@ fn measure_turns(sets_max: usize, seed: &mut u64) {
     });
 }
 
-fn living(node: &Node) -> Living {
-    let mut living = Living::default();
+fn living(node: &Node) -> LiveKeys {
+    let mut living = LiveKeys::default();
     node.gather(Position::ZERO, usize::MAX, &mut living, &mut |_| true);
     living
 }

@@ -10,7 +10,7 @@ use bcached_format::{Key, Pointer, Pointers, Position};
 
 use crate::error::{NodeError, NodeFault};
 use crate::node::Node;
-use crate::sorted_keys::{Place, SortedKeys};
+use crate::sorted_keys::{KeyCursor, SortedKeys};
 
 impl Node {
     /// Returns the children, in order.
@@ -136,7 +136,7 @@ fn freeing_key(old: &Key) -> Key {
 
 /// Removes exactly `key`; returns whether it was present.
 fn remove(keys: &mut SortedKeys, key: &Key) -> bool {
-    let mut place: Place = keys.at(key.position());
+    let mut place: KeyCursor = keys.at(key.position());
     while let Some(found) = keys.get(place) {
         if found == key {
             keys.splice(place, 1, &[]);

@@ -8,8 +8,8 @@ use alloc::vec::Vec;
 use bcached_format::key::MAX_KEY_SECTORS;
 use bcached_format::{Inode, Key, Position};
 
-use crate::merge::Keys;
-use crate::sorted_keys::{Place, SPLICE_KEYS, SortedKeys};
+use crate::merge::KeySource;
+use crate::sorted_keys::{KeyCursor, SPLICE_KEYS, SortedKeys};
 
 /// Returns whether a key is a hole: it has no pointer, or only the placeholder of a kernel's cache
 /// miss.
@@ -35,7 +35,7 @@ pub(crate) fn overlapping(
 #[inline]
 pub(crate) fn overlapping_from(
     keys: &SortedKeys,
-    place: Place,
+    place: KeyCursor,
     inode: Inode,
     end: u64,
 ) -> impl Iterator<Item = &Key> + Clone {
@@ -97,7 +97,7 @@ pub(crate) fn put(
 /// As [`put`], with the place of the first key that ends after the range's start already known.
 pub(crate) fn put_from(
     keys: &mut SortedKeys,
-    place: Place,
+    place: KeyCursor,
     range: &Key,
     new: Option<&Key>,
     bucket_sectors: u64,
@@ -113,7 +113,7 @@ pub(crate) fn put_from(
 /// not apply.
 fn put_plainly(
     keys: &mut SortedKeys,
-    place: Place,
+    place: KeyCursor,
     new: &Key,
     bucket_sectors: u64,
     removed: &mut dyn FnMut(Key),
@@ -139,7 +139,7 @@ fn put_plainly(
 
 fn put_in_parts(
     keys: &mut SortedKeys,
-    mut place: Place,
+    mut place: KeyCursor,
     range: &Key,
     new: Option<&Key>,
     bucket_sectors: u64,
@@ -157,7 +157,7 @@ fn put_in_parts(
         tail = old.cut(end, u64::MAX);
         removed(old.cut(start, end).expect("the key overlaps the range"));
     }
-    let mut list = Replacement::default();
+    let mut list = SpliceKeys::default();
     if let Some(new) = new {
         // An uncut neighbour may merge with the new key.
         if front.is_none()
@@ -187,12 +187,12 @@ fn put_in_parts(
 /// The keys that replace the overlapped ones: the rest of the first, the new key, the rest of the
 /// last.
 #[derive(Default)]
-struct Replacement {
+struct SpliceKeys {
     keys: [Key; SPLICE_KEYS],
     len: usize,
 }
 
-impl Replacement {
+impl SpliceKeys {
     fn push(&mut self, key: Key, bucket_sectors: u64) {
         if self.len > 0
             && let Some(both) = merged(self.last(), &key, bucket_sectors)
@@ -226,7 +226,7 @@ pub(crate) struct Overlay<O, N> {
     is_new_due: bool,
 }
 
-impl<O: Keys, N: Keys> Overlay<O, N> {
+impl<O: KeySource, N: KeySource> Overlay<O, N> {
     pub(crate) const fn new(older: O, newer: N) -> Self {
         Self { older, newer, old: None, new: None, is_old_due: true, is_new_due: true }
     }
@@ -246,7 +246,7 @@ impl<O: Keys, N: Keys> Overlay<O, N> {
     }
 }
 
-impl<O: Keys, N: Keys> Keys for Overlay<O, N> {
+impl<O: KeySource, N: KeySource> KeySource for Overlay<O, N> {
     #[inline]
     fn next(&mut self, left: &mut usize) -> Option<Key> {
         while self.take_due(left) {

@@ -4,7 +4,7 @@ use bcached_format::Key;
 
 use crate::extents::{self, is_hole};
 use crate::node::Node;
-use crate::sorted_keys::Place;
+use crate::sorted_keys::KeyCursor;
 
 impl Node {
     /// Inserts `key` over whatever the leaf has in its range. A key without pointers
@@ -26,7 +26,7 @@ impl Node {
     ///
     /// # Panics
     /// As [`insert`](Node::insert).
-    pub fn insert_near(&mut self, guess: Option<Place>, key: &Key, removed: &mut dyn FnMut(Key)) {
+    pub fn insert_near(&mut self, guess: Option<KeyCursor>, key: &Key, removed: &mut dyn FnMut(Key)) {
         assert!(self.is_leaf(), "extents live in leaves");
         assert!(key.size > 0, "a key of size zero means nothing");
         assert!(key.position() <= self.position(), "the caller cuts keys at the end of the leaf");
@@ -34,7 +34,7 @@ impl Node {
         self.assert_room();
     }
 
-    fn put(&mut self, guess: Option<Place>, key: &Key, removed: &mut dyn FnMut(Key)) {
+    fn put(&mut self, guess: Option<KeyCursor>, key: &Key, removed: &mut dyn FnMut(Key)) {
         let bucket_sectors = self.geometry.bucket_sectors;
         // A key that surrounds the new one is cut in two. On disk it is one key and remains one.
         // The part behind is therefore written again, so that there are never many more pieces than

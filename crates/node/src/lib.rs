@@ -60,6 +60,6 @@ mod write;
 pub use error::{NodeError, NodeFault};
 pub use node::{Node, memory_bytes_limit, memory_bytes_max};
 pub use read::NodeReader;
-pub use sorted_keys::Place;
-pub use split::{Division, Living, belong_together};
+pub use sorted_keys::KeyCursor;
+pub use split::{LiveKeys, SplitPlan, belong_together};
 pub use write::{NodeBuilder, SetWrite};

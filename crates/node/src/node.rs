@@ -12,12 +12,12 @@
 use alloc::vec::Vec;
 use core::mem::size_of;
 
-use bcached_format::bset::{BsetPlace, set_bytes};
+use bcached_format::bset::{NodeIdentity, set_bytes};
 use bcached_format::units::{WORD_BYTES, bytes_of};
 use bcached_format::{Geometry, Inode, Key, Pointer, Position};
 
 use crate::extents;
-use crate::sorted_keys::{self, Place, SortedKeys};
+use crate::sorted_keys::{self, KeyCursor, SortedKeys};
 
 /// Words kept free in a leaf's next set beside the keys to be added: an insert may cut a key in
 /// two, in the view and in the pending set.
@@ -256,7 +256,7 @@ impl Node {
     /// Returns the place of the first key that ends behind `start`.
     #[inline]
     #[must_use]
-    pub fn place_of(&self, start: Position) -> Place {
+    pub fn place_of(&self, start: Position) -> KeyCursor {
         self.view.after(start)
     }
 
@@ -265,7 +265,7 @@ impl Node {
     #[inline]
     pub fn overlapping_from(
         &self,
-        place: Place,
+        place: KeyCursor,
         inode: Inode,
         end: u64,
     ) -> impl Iterator<Item = &Key> + Clone {
@@ -296,7 +296,7 @@ impl Node {
     }
 
     /// Returns the position of the last of `count` keys behind `place`, if there are more.
-    fn end_of_piece(&self, place: Place, count: usize) -> Option<Position> {
+    fn end_of_piece(&self, place: KeyCursor, count: usize) -> Option<Position> {
         let mut rest = self.view.iter_from(place);
         let last = count.checked_sub(1).and_then(|before| rest.nth(before));
         last.filter(|_| rest.next().is_some()).map(Key::position)
@@ -312,8 +312,8 @@ impl Node {
     }
 
     /// What the node's sets are sealed with.
-    pub(crate) fn place(&self) -> BsetPlace {
-        BsetPlace { magic: self.geometry.magic, node: self.pointer() }
+    pub(crate) fn place(&self) -> NodeIdentity {
+        NodeIdentity { magic: self.geometry.magic, node: self.pointer() }
     }
 
     /// Asserts that the next set fits. Every change checks [`Node::fits`] first; this verifies it

@@ -11,7 +11,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use bcached_format::bset::BsetPlace;
+use bcached_format::bset::NodeIdentity;
 use bcached_format::key_check::{check_child_key, check_leaf_key};
 use bcached_format::key_list::KeyIter;
 use bcached_format::node_log::NodeLogReader;
@@ -20,7 +20,7 @@ use bcached_format::{Geometry, Key, KeyError, KeyListError, NodeLog, Pointer, Po
 
 use crate::error::{NodeError, NodeFault};
 use crate::extents::{Overlay, is_hole, merged};
-use crate::merge::{Interleave, Keys, Newest, SetKeys};
+use crate::merge::{ChildMerge, ExtentMerge, KeySource, SetKeys};
 use crate::node::{Node, blocks_of, pointer_of};
 use crate::sorted_keys::SortedKeys;
 
@@ -92,15 +92,15 @@ enum Stage<'a> {
     /// Verifies the checksums of the sets and finds the keys in them.
     Log(Box<NodeLogReader<'a>>),
     /// Checks the keys of the sets, one set after the other.
-    Check(Check<'a>),
+    Check(SetCheck<'a>),
     /// Merges all sets into the view.
-    Merge(Box<Merge<'a>>, View),
+    Merge(Box<Merge<'a>>, MergedView),
     /// Finished or failed.
     Over,
 }
 
 /// The keys of a set that is being checked.
-struct Check<'a> {
+struct SetCheck<'a> {
     /// The set's number in the log.
     set: usize,
     keys: KeyIter<'a>,
@@ -114,8 +114,8 @@ struct Check<'a> {
 /// Checked sets that are being merged.
 enum Merge<'a> {
     One(SetKeys<'a>),
-    Extents(Overlay<SetKeys<'a>, Newest<SetKeys<'a>>>),
-    Children(Interleave<SetKeys<'a>>),
+    Extents(Overlay<SetKeys<'a>, ExtentMerge<SetKeys<'a>>>),
+    Children(ChildMerge<SetKeys<'a>>),
 }
 
 impl<'a> NodeReader<'a> {
@@ -129,7 +129,7 @@ impl<'a> NodeReader<'a> {
     pub fn new(own: Key, level: u8, geometry: &Geometry, bytes: &'a [u8]) -> Result<Self, NodeError> {
         assert_eq!(bytes.len() as u64, bytes_of(own.sectors()), "a node is read whole");
         let pointer = pointer_of(&own);
-        let place = BsetPlace { magic: geometry.magic, node: pointer };
+        let place = NodeIdentity { magic: geometry.magic, node: pointer };
         let reader = NodeLogReader::new(bytes, geometry.block_bytes(), place).map_err(|error| NodeError {
             pointer,
             level,
@@ -215,25 +215,25 @@ impl<'a> NodeReader<'a> {
     fn check_set(&self, set: usize) -> Stage<'a> {
         if let Some(log) = self.log.sets.get(set) {
             let keys = log.bset.keys.iter();
-            return Stage::Check(Check { set, keys, index: 0, word: 0, previous: Position::ZERO });
+            return Stage::Check(SetCheck { set, keys, index: 0, word: 0, previous: Position::ZERO });
         }
         let mut sets = self.log.sets.iter().map(|set| SetKeys::new(set.bset.keys.iter()));
         let merge = if self.level > 0 {
-            Merge::Children(Interleave::new(sets))
+            Merge::Children(ChildMerge::new(sets))
         } else {
             let first = sets.next().expect("a log has a set");
             if sets.len() == 0 {
                 Merge::One(first)
             } else {
-                Merge::Extents(Overlay::new(first, Newest::new(sets)))
+                Merge::Extents(Overlay::new(first, ExtentMerge::new(sets)))
             }
         };
-        Stage::Merge(Box::new(merge), View::default())
+        Stage::Merge(Box::new(merge), MergedView::default())
     }
 
     /// Checks `count` keys of a set, each by itself and against the one before. Returns whether
     /// these were the last.
-    fn check_some(&mut self, check: &mut Check<'a>, count: usize) -> Result<bool, NodeFault> {
+    fn check_some(&mut self, check: &mut SetCheck<'a>, count: usize) -> Result<bool, NodeFault> {
         let (block, limit) = (self.log.sets[check.set].block, self.own.position());
         let first = check.index;
         for key in check.keys.by_ref().take(count) {
@@ -270,7 +270,7 @@ impl<'a> NodeReader<'a> {
 
     /// Moves this turn's merged keys into the view. Skips holes in a leaf; in an interior node,
     /// records keys at position zero as freeing keys.
-    fn settle(&self, keys: &mut impl Keys, view: &mut View, left: &mut usize) {
+    fn settle(&self, keys: &mut impl KeySource, view: &mut MergedView, left: &mut usize) {
         while let Some(key) = keys.next(left) {
             if self.level > 0 {
                 if key.position() == Position::ZERO {
@@ -284,7 +284,7 @@ impl<'a> NodeReader<'a> {
         }
     }
 
-    fn finish(&self, view: View) -> Result<Node, NodeFault> {
+    fn finish(&self, view: MergedView) -> Result<Node, NodeFault> {
         let mut node = Node::create(self.own, self.level, self.log.seq(), &self.geometry);
         node.written_blocks = self.log.end_block;
         node.words_on_disk = self.log.sets.iter().map(|set| set.bset.keys.words()).sum();
@@ -299,12 +299,12 @@ impl<'a> NodeReader<'a> {
 
 /// The view of a node that is being read.
 #[derive(Default)]
-struct View {
+struct MergedView {
     keys: SortedKeys,
     freed: Vec<Pointer>,
 }
 
-impl View {
+impl MergedView {
     /// Appends an extent, merged into the last one where possible.
     #[inline]
     fn push_extent(&mut self, key: Key, bucket_sectors: u64) {

@@ -22,12 +22,12 @@ use crate::pending_keys::behind;
 
 /// The initial keys of the fresh nodes that replace old ones, in order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Living {
+pub struct LiveKeys {
     keys: Vec<Key>,
     words: usize,
 }
 
-impl Living {
+impl LiveKeys {
     /// Reserves room for this many more keys.
     pub fn reserve(&mut self, keys: usize) {
         self.keys.reserve(keys);
@@ -54,11 +54,11 @@ impl Living {
     /// # Panics
     /// If the keys do not fit into two nodes. Those of one node always do.
     #[must_use]
-    pub fn divide(&self, node_blocks: u32, geometry: &Geometry) -> Division {
+    pub fn divide(&self, node_blocks: u32, geometry: &Geometry) -> SplitPlan {
         let Self { keys, words } = self;
         if keys.len() < 2 || !is_crowded(*words, node_blocks, geometry) {
             assert!(fits_node(*words, node_blocks, geometry), "a node holds its keys");
-            return Division::One;
+            return SplitPlan::One;
         }
         let (mut left, mut left_words) = (0, 0);
         while left_words * 5 < words * 3 {
@@ -76,11 +76,11 @@ impl Living {
             left_words -= keys[left].words();
         }
         assert!(fits_node(words - left_words, node_blocks, geometry), "two nodes hold the keys of one");
-        Division::Two { left, left_words }
+        SplitPlan::Two { left, left_words }
     }
 }
 
-impl FromIterator<Key> for Living {
+impl FromIterator<Key> for LiveKeys {
     fn from_iter<T: IntoIterator<Item = Key>>(keys: T) -> Self {
         let keys: Vec<Key> = keys.into_iter().collect();
         Self { words: keys.iter().map(Key::words).sum(), keys }
@@ -89,7 +89,7 @@ impl FromIterator<Key> for Living {
 
 /// How living keys are distributed to fresh nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Division {
+pub enum SplitPlan {
     /// One node holds all keys and keeps the old node's position.
     One,
     /// The keys are divided between two nodes. The left node's position is that of its last key;
@@ -111,7 +111,7 @@ impl Node {
         &self,
         after: Position,
         count: usize,
-        living: &mut Living,
+        living: &mut LiveKeys,
         is_live: &mut dyn FnMut(&Key) -> bool,
     ) -> Option<Position> {
         let (keys, next) = self.piece(after, count);
@@ -135,7 +135,7 @@ impl Node {
 }
 
 /// Returns whether the keys of two neighbours, of `words` in total, are so few that one node of
-/// `node_blocks` should hold them: at most two thirds of what [`Living::divide`] leaves in one
+/// `node_blocks` should hold them: at most two thirds of what [`LiveKeys::divide`] leaves in one
 /// node. (The kernel fills two thirds of the blocks; with few blocks, the next insert would divide
 /// such a node again.)
 #[must_use]

@@ -100,7 +100,7 @@ impl<M: AsMut<[u8]>> NodeBuilder<M> {
         Self { node, set, words }
     }
 
-    /// Appends the next keys, in the form in which [`Living`](crate::Living) has them.
+    /// Appends the next keys, in the form in which [`LiveKeys`](crate::LiveKeys) has them.
     ///
     /// # Panics
     /// If they are not in order, in the node's range and alive, or have more words than announced.

@@ -5,7 +5,7 @@
 //! change later.
 
 use crate::device::{self, Access};
-use crate::superblock::{self, Found};
+use crate::superblock::{self, SuperblockProbe};
 use bcached_config::{Cache, Config};
 use bcached_control::failure::{self, Failure, Kind};
 use bcached_control::sizes::{human, typed};
@@ -82,7 +82,9 @@ pub fn of_configured(config: &Config) -> Vec<String> {
     let part = config.memory_of_nodes(ways()) / count;
     let sentence = |cache: &Cache| {
         let looked = device::open(Path::new(&cache.device), Access::Look).ok()?;
-        let Ok(Found::Sound(Superblock::Cache(superblock))) = superblock::read(&looked) else { return None };
+        let Ok(SuperblockProbe::Valid(Superblock::Cache(superblock))) = superblock::read(&looked) else {
+            return None;
+        };
         let (least, buckets) = (least(&superblock), superblock.buckets());
         if config.memory_is_said && part < least {
             let advised = config.memory_for(count.saturating_mul(least), ways());

@@ -4,7 +4,7 @@
 
 use crate::devices;
 use bcached_control::failure::{Failure, Kind};
-use bcached_uring::Identity;
+use bcached_uring::DeviceIdentity;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -13,11 +13,11 @@ pub const VARIABLE: &str = "BCACHED_SYSFS";
 
 /// The kernel's bcache, if it is loaded.
 #[derive(Clone, Debug)]
-pub struct Kernel {
+pub struct KernelBcache {
     root: PathBuf,
 }
 
-impl Kernel {
+impl KernelBcache {
     /// The kernel's bcache of this machine.
     #[must_use]
     pub fn of_this_machine() -> Self {
@@ -76,7 +76,7 @@ impl Kernel {
 
 /// A set that the kernel has.
 #[derive(Clone, Debug)]
-pub struct InKernel {
+pub struct KernelSet {
     /// Its UUID.
     pub uuid: String,
     /// Its cache device.
@@ -90,16 +90,16 @@ pub struct InKernel {
     volumes: Vec<PathBuf>,
 }
 
-impl Kernel {
+impl KernelBcache {
     /// Finds the set that `typed` names: by its UUID or at least 8 leading digits of it, by one of
     /// its devices, or by a volume (`bcache0`).
     ///
     /// # Errors
     /// `typed` names several sets.
-    pub fn set(&self, typed: &str) -> Result<Option<InKernel>, Failure> {
+    pub fn set(&self, typed: &str) -> Result<Option<KernelSet>, Failure> {
         let entries = std::fs::read_dir(self.root.join("fs/bcache")).into_iter().flatten().flatten();
         let sets = entries.map(|entry| entry.path()).filter(|path| path.join("stop").exists());
-        let mut meant: Vec<_> = sets.map(InKernel::read).filter(|set| set.is_called(typed)).collect();
+        let mut meant: Vec<_> = sets.map(KernelSet::read).filter(|set| set.is_called(typed)).collect();
         if meant.len() > 1 {
             let uuids: Vec<_> = meant.iter().map(|set| set.uuid.clone()).collect();
             return Err(Failure::new(Kind::AmbiguousName, format!("`{typed}` matches several sets"))
@@ -109,7 +109,7 @@ impl Kernel {
     }
 }
 
-impl InKernel {
+impl KernelSet {
     fn read(folder: PathBuf) -> Self {
         let uuid = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut found = Self {
@@ -182,7 +182,8 @@ impl InKernel {
                     .map(|entry| format!("the device {}", entry.file_name().to_string_lossy()))
                     .collect();
                 let number = std::fs::read_to_string(block.join("dev")).ok();
-                let others = number.and_then(|number| Identity::of_block(&number)).map(Identity::users);
+                let others =
+                    number.and_then(|number| DeviceIdentity::of_block(&number)).map(DeviceIdentity::users);
                 holders.extend(others.into_iter().flatten().map(|holder| holder.to_string()));
                 holders.sort();
                 holders.dedup();

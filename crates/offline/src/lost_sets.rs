@@ -10,7 +10,7 @@
 //! * the configuration names it as the cache of the volume.
 
 use super::device::{self, Access, Device};
-use super::superblock::{self, Fields, Found};
+use super::superblock::{self, RawFields, SuperblockProbe};
 use crate::devices::block_devices;
 use bcached_config::{CommandLine, Config};
 use bcached_control::failure::{Failure, Kind};
@@ -33,7 +33,7 @@ const HOW: &str = "docs/failures.md, \"A cache whose superblock is damaged\"";
 
 /// A volume whose newest data is in a cache set.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Stranded {
+pub struct DirtyVolume {
     /// Its configured name, its label, or its UUID.
     name: String,
     device: String,
@@ -47,14 +47,14 @@ pub struct Stranded {
 
 /// The configured names and devices.
 #[derive(Clone, Default, Debug)]
-pub struct Known {
+pub struct ConfiguredNames {
     /// Of each cache.
     pub caches: Vec<(String, String)>,
     /// Of each volume with a backing device, and the cache that its section names.
     pub volumes: Vec<(String, String, Option<String>)>,
 }
 
-impl From<&Config> for Known {
+impl From<&Config> for ConfiguredNames {
     fn from(config: &Config) -> Self {
         let caches = config.caches.iter();
         let volumes = config.volumes.iter();
@@ -69,7 +69,7 @@ impl From<&Config> for Known {
     }
 }
 
-impl Stranded {
+impl DirtyVolume {
     /// The volume `name` on `device`, if its superblock says that its newest data is in a set.
     #[must_use]
     pub fn of(name: &str, device: &str, superblock: &BackingSuperblock) -> Option<Self> {
@@ -117,16 +117,16 @@ impl Stranded {
 #[derive(Clone, Default, Debug)]
 pub struct LostSets {
     /// Dirty volumes whose set is missing.
-    stranded: Vec<Stranded>,
+    stranded: Vec<DirtyVolume>,
     /// Dirty volumes whose set is here.
-    kept: Vec<Stranded>,
+    kept: Vec<DirtyVolume>,
     /// The configured caches: name and device.
     caches: Vec<(String, String)>,
 }
 
 /// Why a device may be the cache of a missing set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Sign {
+enum Evidence {
     Superblock,
     Remains,
     Configured,
@@ -134,17 +134,17 @@ enum Sign {
 
 /// A device that may be the cache of a missing set.
 #[derive(Debug)]
-pub struct Claim<'a> {
+pub struct CacheCandidate<'a> {
     set: Uuid,
-    sign: Sign,
-    volumes: Vec<&'a Stranded>,
+    sign: Evidence,
+    volumes: Vec<&'a DirtyVolume>,
 }
 
 impl LostSets {
     /// Searches the devices `named`, those that are `known`, and all block devices. Devices that
     /// cannot be read are skipped.
     #[must_use]
-    pub fn look(named: &[PathBuf], known: &Known) -> Self {
+    pub fn look(named: &[PathBuf], known: &ConfiguredNames) -> Self {
         let mut found = Self { caches: known.caches.clone(), ..Self::default() };
         let mut paths = named.to_vec();
         let caches = known.caches.iter().map(|(_, device)| device);
@@ -152,15 +152,15 @@ impl LostSets {
         // Devices named by UUID are among the block devices.
         paths.extend(all.filter(|name| !name.starts_with("UUID=")).map(PathBuf::from));
         paths.extend(block_devices());
-        let (mut seen, mut here, mut dirty) = (BTreeSet::new(), BTreeSet::new(), Vec::<Stranded>::new());
+        let (mut seen, mut here, mut dirty) = (BTreeSet::new(), BTreeSet::new(), Vec::<DirtyVolume>::new());
         for path in paths {
             let Ok(device) = device::open(&path, Access::Look) else { continue };
             if !seen.insert(device.identity()) {
                 continue;
             }
             match superblock::read(&device) {
-                Ok(Found::Sound(Superblock::Cache(cache))) => drop(here.insert(cache.set_uuid().0)),
-                Ok(Found::Sound(Superblock::Backing(backing))) => {
+                Ok(SuperblockProbe::Valid(Superblock::Cache(cache))) => drop(here.insert(cache.set_uuid().0)),
+                Ok(SuperblockProbe::Valid(Superblock::Backing(backing))) => {
                     let volume = named_volume(&path, &device, &backing, known);
                     // The components of a mirror have the same superblock.
                     dirty.extend(volume.filter(|volume| dirty.iter().all(|other| other.uuid != volume.uuid)));
@@ -180,9 +180,9 @@ impl LostSets {
     pub fn look_with(named: &[PathBuf], config: Option<&Path>) -> Result<Self, Failure> {
         let line = CommandLine { config: config.map(Path::to_owned), ..CommandLine::default() };
         let known = match Config::findings(&line) {
-            Ok((found, _)) => Known::from(&found),
+            Ok((found, _)) => ConfiguredNames::from(&found),
             Err(failure) if config.is_some() => return Err(failure),
-            Err(_) => Known::default(),
+            Err(_) => ConfiguredNames::default(),
         };
         Ok(Self::look(named, &known))
     }
@@ -195,7 +195,7 @@ impl LostSets {
 
     /// The volumes whose newest data is missing.
     #[must_use]
-    pub fn stranded(&self) -> &[Stranded] {
+    pub fn stranded(&self) -> &[DirtyVolume] {
         &self.stranded
     }
 
@@ -204,14 +204,14 @@ impl LostSets {
     #[must_use]
     pub fn dirty_in(&self, set: Uuid) -> Option<String> {
         let volumes: Vec<_> =
-            self.kept.iter().filter(|volume| volume.set == set).map(Stranded::called).collect();
+            self.kept.iter().filter(|volume| volume.set == set).map(DirtyVolume::called).collect();
         (!volumes.is_empty()).then(|| volumes.join(", "))
     }
 
     /// Says why no device should be made anew now.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
-        let losses: Vec<_> = self.stranded.iter().map(Stranded::loss).collect();
+        let losses: Vec<_> = self.stranded.iter().map(DirtyVolume::loss).collect();
         (!losses.is_empty()).then(|| losses.join("; "))
     }
 
@@ -219,18 +219,18 @@ impl LostSets {
     ///
     /// # Errors
     /// The device's.
-    pub fn claim(&self, device: &Device) -> Result<Option<Claim<'_>>, Failure> {
+    pub fn claim(&self, device: &Device) -> Result<Option<CacheCandidate<'_>>, Failure> {
         if self.is_empty() {
             return Ok(None);
         }
         let found = match self.damaged_superblock(device)? {
-            Some(set) => Some((set, Sign::Superblock)),
-            None => self.remains(device)?.map(|set| (set, Sign::Remains)),
+            Some(set) => Some((set, Evidence::Superblock)),
+            None => self.remains(device)?.map(|set| (set, Evidence::Remains)),
         };
-        let found = found.or_else(|| Some((self.configured(device)?, Sign::Configured)));
+        let found = found.or_else(|| Some((self.configured(device)?, Evidence::Configured)));
         Ok(found.map(|(set, sign)| {
             let volumes = self.stranded.iter().filter(|volume| volume.set == set).collect();
-            Claim { set, sign, volumes }
+            CacheCandidate { set, sign, volumes }
         }))
     }
 
@@ -239,12 +239,12 @@ impl LostSets {
     }
 
     fn damaged_superblock(&self, device: &Device) -> Result<Option<Uuid>, Failure> {
-        if !matches!(superblock::read(device)?, Found::Unfit(_)) {
+        if !matches!(superblock::read(device)?, SuperblockProbe::Invalid(_)) {
             return Ok(None);
         }
         let bytes = device::read(device, bytes_of(SUPERBLOCK_SECTOR), SUPERBLOCK_BYTES)?;
         let bytes: Option<&[u8; SUPERBLOCK_BYTES]> = bytes.as_slice().try_into().ok();
-        let set = bytes.and_then(|bytes| Fields::of(bytes).bytes("set_uuid").try_into().ok()).map(Uuid);
+        let set = bytes.and_then(|bytes| RawFields::of(bytes).bytes("set_uuid").try_into().ok()).map(Uuid);
         Ok(set.filter(|set| self.has(*set)))
     }
 
@@ -277,12 +277,12 @@ impl LostSets {
     fn configured(&self, device: &Device) -> Option<Uuid> {
         let (name, _) = self.caches.iter().find(|(_, path)| leads_to(path, device))?;
         let is_only = self.caches.len() == 1;
-        let is_its = |volume: &&Stranded| {
+        let is_its = |volume: &&DirtyVolume| {
             let cache =
                 volume.section.as_ref().map(|cache| cache.as_ref().map_or(is_only, |cache| cache == name));
             cache == Some(true)
         };
-        self.stranded.iter().find(is_its).map(Stranded::set)
+        self.stranded.iter().find(is_its).map(DirtyVolume::set)
     }
 }
 
@@ -297,8 +297,8 @@ fn named_volume(
     path: &Path,
     device: &Device,
     superblock: &BackingSuperblock,
-    known: &Known,
-) -> Option<Stranded> {
+    known: &ConfiguredNames,
+) -> Option<DirtyVolume> {
     let uuid = format!("UUID={}", superblock.uuid());
     let text = path.display().to_string();
     let is_it = |backing: &str| backing.eq_ignore_ascii_case(&uuid) || leads_to(backing, device);
@@ -306,19 +306,19 @@ fn named_volume(
     let label = Some(superblock.label().to_string()).filter(|label| !label.is_empty());
     let name = section.map(|(name, ..)| name.clone()).or(label);
     let name = name.unwrap_or_else(|| superblock.uuid().to_string());
-    let found = Stranded::of(&name, &text, superblock)?;
-    Some(Stranded { section: section.map(|(_, _, cache)| cache.clone()), ..found })
+    let found = DirtyVolume::of(&name, &text, superblock)?;
+    Some(DirtyVolume { section: section.map(|(_, _, cache)| cache.clone()), ..found })
 }
 
-impl Claim<'_> {
+impl CacheCandidate<'_> {
     /// Why it must not be overwritten, and what to do. `what` says what is refused.
     #[must_use]
     pub fn refusal(&self, what: String, device: &Path) -> Failure {
         let set = self.set;
         let sign = match self.sign {
-            Sign::Superblock => format!("its damaged superblock is that of the cache set {set}"),
-            Sign::Remains => format!("it holds remains of the cache set {set}"),
-            Sign::Configured => {
+            Evidence::Superblock => format!("its damaged superblock is that of the cache set {set}"),
+            Evidence::Remains => format!("it holds remains of the cache set {set}"),
+            Evidence::Configured => {
                 format!(
                     "it is configured as the cache of a volume whose newest data is in the cache set {set}"
                 )
@@ -343,7 +343,7 @@ mod tests {
     const SET: Uuid = Uuid(*b"a missing set ..");
 
     fn stranded(set: Uuid) -> LostSets {
-        let volume = Stranded {
+        let volume = DirtyVolume {
             name: "media".to_owned(),
             device: "/dev/none".to_owned(),
             uuid: Uuid([7; 16]),
@@ -370,7 +370,7 @@ mod tests {
         for word in [magic.jset(), magic.bset(), magic.prio(), magic.stamp(), magic.summary()] {
             for at in [512_u64 * 9, 5 << 20] {
                 file.as_file().write_all_at(&word.to_le_bytes(), at + 8).unwrap();
-                assert_eq!(claim(&lost), Some((SET, Sign::Remains)));
+                assert_eq!(claim(&lost), Some((SET, Evidence::Remains)));
                 assert_eq!(claim(&stranded(Uuid([9; 16]))), None, "of another set");
                 file.as_file().write_all_at(&[0; 8], at + 8).unwrap();
             }

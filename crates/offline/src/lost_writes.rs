@@ -8,7 +8,7 @@ use crate::notes;
 use bcached_control::atomic_file;
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::paths;
-use bcached_engine::Lost;
+use bcached_engine::LostRange;
 use bcached_format::Uuid;
 use serde_json::json;
 use std::fs::{self, File};
@@ -24,7 +24,7 @@ const DATA_OFFSET: u64 = 16;
 
 /// The volume that a list belongs to.
 #[derive(Clone)]
-pub struct Owner {
+pub struct VolumeIdentity {
     /// UUID of the volume.
     pub uuid: Uuid,
     /// Its label; may be empty.
@@ -84,8 +84,8 @@ pub fn check(path: &Path) -> Result<(), Failure> {
 /// `more`'s, or the list cannot be written: then there is none.
 pub fn write(
     path: &Path,
-    owner: &Owner,
-    more: impl FnMut(u64) -> Result<(Vec<Lost>, Option<u64>), Failure>,
+    owner: &VolumeIdentity,
+    more: impl FnMut(u64) -> Result<(Vec<LostRange>, Option<u64>), Failure>,
 ) -> Result<u64, Failure> {
     let unfinished = path.with_extension("new");
     let missing: Vec<_> = folder(path).ancestors().take_while(|folder| !folder.exists()).collect();
@@ -106,17 +106,17 @@ pub fn write(
 
 fn fill(
     path: &Path,
-    owner: &Owner,
-    mut more: impl FnMut(u64) -> Result<(Vec<Lost>, Option<u64>), Failure>,
+    owner: &VolumeIdentity,
+    mut more: impl FnMut(u64) -> Result<(Vec<LostRange>, Option<u64>), Failure>,
 ) -> Result<u64, Failure> {
     let failed = |error: io::Error| cannot(path, &error);
     atomic_file::make_folders(folder(path)).map_err(failed)?;
     let mut out = BufWriter::new(File::create(path).map_err(failed)?);
     let offset = if owner.flash_only { 0 } else { DATA_OFFSET };
     out.write_all(head(owner, offset).as_bytes()).map_err(failed)?;
-    let (mut at, mut lost, mut last): (_, u64, Option<Lost>) = (Some(0), 0, None);
+    let (mut at, mut lost, mut last): (_, u64, Option<LostRange>) = (Some(0), 0, None);
     let mut separator = "\n";
-    let mut line = |out: &mut BufWriter<File>, range: Lost| {
+    let mut line = |out: &mut BufWriter<File>, range: LostRange| {
         let bytes = (range.end - range.start) * 512;
         let range = json!({ "start_bytes": range.start.saturating_sub(offset) * 512, "length_bytes": bytes });
         write!(out, "{separator}{range}")?;
@@ -149,7 +149,7 @@ fn fill(
 }
 
 /// All but the ranges and their sum.
-fn head(owner: &Owner, offset: u64) -> String {
+fn head(owner: &VolumeIdentity, offset: u64) -> String {
     let mut head = json!({
         "schema": "bcached.lost-ranges",
         "schema_version": 1,
@@ -197,8 +197,13 @@ mod tests {
         );
     }
 
-    fn owner(flash_only: bool) -> Owner {
-        Owner { uuid: Uuid([7; 16]), label: "ta\"nk".to_owned(), set_uuid: Uuid([8; 16]), flash_only }
+    fn owner(flash_only: bool) -> VolumeIdentity {
+        VolumeIdentity {
+            uuid: Uuid([7; 16]),
+            label: "ta\"nk".to_owned(),
+            set_uuid: Uuid([8; 16]),
+            flash_only,
+        }
     }
 
     /// Parts that touch become one range, and an existing file is not overwritten.
@@ -208,8 +213,8 @@ mod tests {
         let path = folder.path().join("deep/er/lost.json");
         let parts = |at| {
             Ok(match at {
-                0 => (vec![Lost { start: 16, end: 24 }, Lost { start: 32, end: 40 }], Some(40)),
-                _ => (vec![Lost { start: 40, end: 48 }], None),
+                0 => (vec![LostRange { start: 16, end: 24 }, LostRange { start: 32, end: 40 }], Some(40)),
+                _ => (vec![LostRange { start: 40, end: 48 }], None),
             })
         };
         assert_eq!(write(&path, &owner(false), parts), Ok(24 * 512));

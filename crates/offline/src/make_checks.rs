@@ -3,18 +3,18 @@
 use super::device::{self, Access, Device};
 use super::lost_sets::LostSets;
 use super::overwrite;
-use super::superblock::{self, Found};
+use super::superblock::{self, SuperblockProbe};
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::jobs::Overrides;
 use bcached_control::sizes::human;
 use bcached_format::superblock::BUCKETS_MIN;
 use bcached_format::units::bytes_of;
-use bcached_format::{CacheFormat, CacheSuperblock, Replacement, Superblock, Uuid};
+use bcached_format::{CacheFormat, CacheSuperblock, ReplacementPolicy, Superblock, Uuid};
 use std::path::Path;
 
 /// What the cache must suit, in sectors.
 #[derive(Clone, Copy, Debug)]
-pub struct Geometry {
+pub struct RequiredGeometry {
     /// The largest block size.
     pub block_sectors: u16,
     /// The bucket size if the cache is made; smaller if there is too little room for such buckets.
@@ -26,7 +26,7 @@ pub struct Geometry {
 const BUCKET_MIN: u16 = 64;
 
 /// A cache that was never used.
-pub struct Fresh {
+pub struct UnusedCache {
     /// Its claim.
     pub device: Device,
     /// Its superblock.
@@ -43,17 +43,17 @@ pub struct Fresh {
 /// The device cannot be opened, carries something that the user did not release, or does not suit.
 pub fn cache(
     path: &Path,
-    suits: Geometry,
+    suits: RequiredGeometry,
     (overrides, lost): (&Overrides, &LostSets),
     dry_run: bool,
-) -> Result<Fresh, Failure> {
+) -> Result<UnusedCache, Failure> {
     let device = device::open(path, if dry_run { Access::Check } else { Access::Own })?;
     // An unused cache may have been made over the cache of a missing set: as long as it stays
     // unused, that set can be recovered.
     overwrite::refuse_lost_cache(&device, lost)?;
     let refuse =
         |why: String| Failure::new(Kind::Geometry, format!("cannot use {}", path.display())).why(why);
-    if let Found::Sound(Superblock::Cache(superblock)) = superblock::read(&device)?
+    if let SuperblockProbe::Valid(Superblock::Cache(superblock)) = superblock::read(&device)?
         && !superblock.is_synchronous()
         && !overrides.wipe_bcache
     {
@@ -67,7 +67,7 @@ pub fn cache(
             .next("--wipe-bcache overwrites it with a new cache")
             .option("--wipe-bcache"));
         }
-        return Ok(Fresh { device, superblock, was_made: true, warning: None });
+        return Ok(UnusedCache { device, superblock, was_made: true, warning: None });
     }
     let cleared = overwrite::check(&device, overrides, lost)?;
     if let Some(kind) = overrides
@@ -110,18 +110,18 @@ pub fn cache(
         block_sectors: suits.block_sectors,
         bucket_sectors,
         discard: false,
-        replacement: Replacement::Lru,
+        replacement: ReplacementPolicy::Lru,
     })
     .map_err(|error| refuse(error.to_string()))?;
     if !dry_run {
         overwrite::write(&device, &cleared.erase, &superblock.seal())?;
     }
-    Ok(Fresh { device, superblock, was_made: false, warning: cleared.warning(path) })
+    Ok(UnusedCache { device, superblock, was_made: false, warning: cleared.warning(path) })
 }
 
 /// Returns the bucket size for a cache device of `sectors` sectors, in sectors. If the device is
 /// too small for a set, the error is the smallest size that was tried.
-fn bucket_sectors(sectors: u64, suits: Geometry) -> Result<u16, u16> {
+fn bucket_sectors(sectors: u64, suits: RequiredGeometry) -> Result<u16, u16> {
     // In any case, a node must have room for a set of keys beside its first one.
     let wanted = suits.bucket_sectors.max(2 * suits.block_sectors);
     let least = wanted.min(BUCKET_MIN);

@@ -4,7 +4,7 @@ use super::device::{self, Device};
 use super::image::Image;
 use super::lost_sets::LostSets;
 use super::signatures::{self, Signature};
-use super::superblock::{self, Found};
+use super::superblock::{self, SuperblockProbe};
 use crate::notes;
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::jobs::Overrides;
@@ -15,14 +15,14 @@ use std::path::Path;
 
 /// A device that may be overwritten, and what that takes.
 #[derive(Debug)]
-pub struct Cleared {
+pub struct OverwritePlan {
     /// Signatures to be erased first; the user has named each as one that may go.
     pub erase: Vec<Signature>,
     /// The device has no signature, and holds this all the same.
     pub unknown: Option<String>,
 }
 
-impl Cleared {
+impl OverwritePlan {
     /// A warning to the user about what will be overwritten at `path` without confirmation.
     #[must_use]
     pub fn warning(&self, path: &Path) -> Option<String> {
@@ -34,7 +34,7 @@ impl Cleared {
 ///
 /// # Errors
 /// Something keeps it from being overwritten, or it cannot be read.
-pub fn check(device: &Device, flags: &Overrides, lost: &LostSets) -> Result<Cleared, Failure> {
+pub fn check(device: &Device, flags: &Overrides, lost: &LostSets) -> Result<OverwritePlan, Failure> {
     refuse_lost_cache(device, lost)?;
     already_bcache(device, flags, lost)?;
     let found = signatures::find(device)?;
@@ -45,7 +45,7 @@ pub fn check(device: &Device, flags: &Overrides, lost: &LostSets) -> Result<Clea
         return Err(refuse_content(device, &kept));
     }
     let unknown = if found.is_empty() { signatures::unknown(device)? } else { None };
-    Ok(Cleared { erase: found, unknown })
+    Ok(OverwritePlan { erase: found, unknown })
 }
 
 /// Refuses a device that may be the cache of a missing set in which a volume has its newest data.
@@ -95,8 +95,8 @@ fn already_bcache(device: &Device, flags: &Overrides, lost: &LostSets) -> Result
         Failure::new(Kind::AlreadyBcache, format!("cannot make {}", device.path().display())).why(why)
     };
     let superblock = match superblock::read(device)? {
-        Found::Nothing => return Ok(()),
-        Found::Unfit(error) => {
+        SuperblockProbe::Absent => return Ok(()),
+        SuperblockProbe::Invalid(error) => {
             // `wipefs` does not see a superblock without a sound magic.
             let remedy = match error {
                 SuperblockError::DamagedMagic { .. } => {
@@ -113,7 +113,7 @@ fn already_bcache(device: &Device, flags: &Overrides, lost: &LostSets) -> Result
                  `{remedy}` removes the superblock if no data is needed"
             )));
         }
-        Found::Sound(superblock) => superblock,
+        SuperblockProbe::Valid(superblock) => superblock,
     };
     match &superblock {
         Superblock::Backing(backing) if backing.state() == BackingState::Dirty => {

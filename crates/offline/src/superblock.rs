@@ -5,38 +5,40 @@ use super::device::{self, Device};
 use bcached_control::failure::{Failure, Kind};
 use bcached_format::superblock::STRUCTURE;
 use bcached_format::{
-    BackingState, DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock,
+    BackingState, DeviceGeometry, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock,
     SuperblockError, Uuid, units::bytes_of,
 };
 use std::path::Path;
 
 /// What is in the place of a superblock.
 #[derive(Debug)]
-pub enum Found {
+pub enum SuperblockProbe {
     /// No bcache superblock, not even a damaged one.
-    Nothing,
+    Absent,
     /// One that can be run.
-    Sound(Superblock),
+    Valid(Superblock),
     /// One that cannot be run.
-    Unfit(SuperblockError),
+    Invalid(SuperblockError),
 }
 
 /// Reads and checks the superblock of `device`.
 ///
 /// # Errors
 /// The device's.
-pub fn read(device: &Device) -> Result<Found, Failure> {
+pub fn read(device: &Device) -> Result<SuperblockProbe, Failure> {
     let bytes = device::read(device, bytes_of(SUPERBLOCK_SECTOR), SUPERBLOCK_BYTES)?;
-    let Ok(raw) = RawSuperblock::from_bytes(&bytes) else { return Ok(Found::Nothing) };
+    let Ok(raw) = RawSuperblock::from_bytes(&bytes) else { return Ok(SuperblockProbe::Absent) };
     if !raw.is_there() {
-        return Ok(Found::Nothing);
+        return Ok(SuperblockProbe::Absent);
     }
     let info = device.info();
-    let facts =
-        DeviceFacts { sectors: info.sectors, logical_block_sectors: u64::from(info.logical_block_sectors) };
+    let facts = DeviceGeometry {
+        sectors: info.sectors,
+        logical_block_sectors: u64::from(info.logical_block_sectors),
+    };
     Ok(match raw.check(facts) {
-        Ok(superblock) => Found::Sound(superblock),
-        Err(error) => Found::Unfit(error),
+        Ok(superblock) => SuperblockProbe::Valid(superblock),
+        Err(error) => SuperblockProbe::Invalid(error),
     })
 }
 
@@ -52,7 +54,7 @@ pub fn erased(device: &Device) -> Result<Option<Option<Uuid>>, Failure> {
         return Ok(None);
     }
     let whole = bytes.first_chunk().expect("a whole superblock was read");
-    let set = Uuid(Fields::of(whole).bytes("set_uuid").try_into().expect("sixteen bytes"));
+    let set = Uuid(RawFields::of(whole).bytes("set_uuid").try_into().expect("sixteen bytes"));
     Ok(Some(Some(set).filter(|set| set.0 != [0; 16])))
 }
 
@@ -72,18 +74,18 @@ pub fn missing(path: &Path) -> Failure {
 pub fn read_sound(device: &Device) -> Result<Superblock, Failure> {
     let what = format!("cannot use {}", device.path().display());
     match read(device)? {
-        Found::Sound(superblock) => Ok(superblock),
-        Found::Nothing => Err(missing(device.path())),
-        Found::Unfit(error) => {
+        SuperblockProbe::Valid(superblock) => Ok(superblock),
+        SuperblockProbe::Absent => Err(missing(device.path())),
+        SuperblockProbe::Invalid(error) => {
             Err(Failure::new(Failure::kind_of_superblock(error), what).why(error.to_string()))
         }
     }
 }
 
 /// The unchecked fields of 4096 bytes.
-pub struct Fields<'a>(&'a [u8]);
+pub struct RawFields<'a>(&'a [u8]);
 
-impl<'a> Fields<'a> {
+impl<'a> RawFields<'a> {
     /// The fields of `bytes`, which hold a whole superblock.
     #[must_use]
     pub fn of(bytes: &'a [u8; SUPERBLOCK_BYTES]) -> Self {

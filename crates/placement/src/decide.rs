@@ -1,7 +1,8 @@
 //! The decisions.
 
 use crate::{
-    Before, Bypassed, Cache, Caches, Decision, Role, State, Superblock, Trouble, Verdict, Volume, Wanted, Why,
+    BypassedVolume, Cache, CacheFault, CacheSelector, Caches, Decision, Precheck, Reason, Role, State,
+    Superblock, Verdict, Volume,
 };
 use bcached_format::{BackingState, Uuid};
 use core::time::Duration;
@@ -10,18 +11,18 @@ impl<'a> Caches<'a> {
     /// What is known of `volume` before its device is read. Reading a device can take long, so it
     /// is done only if it decides something.
     #[must_use]
-    pub fn before(&self, volume: &Volume<'a>) -> Before {
-        let Some(said) = self.said(volume.wanted) else { return Before::Look };
+    pub fn before(&self, volume: &Volume<'a>) -> Precheck {
+        let Some(said) = self.said(volume.wanted) else { return Precheck::ReadSuperblock };
         if self.former_of(said).is_some() {
             // The device says on which of the two it is.
-            return Before::Look;
+            return Precheck::ReadSuperblock;
         }
         match self.all[said].state {
-            State::Failed(trouble) if !self.goes_without(trouble) => Before::Refuse(said),
-            State::Opening(_, None) => Before::Wait,
-            State::Closed | State::Released => Before::Nothing,
+            State::Failed(fault) if !self.goes_without(fault) => Precheck::Refuse(said),
+            State::Opening(_, None) => Precheck::Wait,
+            State::Closed | State::Released => Precheck::Ignore,
             State::Failed(_) | State::Waiting(_) | State::Opening(_, Some(_)) | State::Open(_) => {
-                Before::Look
+                Precheck::ReadSuperblock
             }
         }
     }
@@ -31,76 +32,76 @@ impl<'a> Caches<'a> {
     pub fn decide(&self, volume: &Volume<'a>, superblock: &Superblock, now: Duration) -> Decision {
         let decision = |verdict| Decision { verdict, lacks_since: volume.lacks_since, misses_set: false };
         let said = match volume.wanted {
-            Wanted::NoCache => None,
+            CacheSelector::NoCache => None,
             wanted => self.said(wanted).or_else(|| self.successor(superblock)),
         };
         match self.before(volume) {
-            Before::Look => {}
-            Before::Wait | Before::Nothing => return decision(Verdict::Wait(Why::Opens)),
-            Before::Refuse(cache) => return decision(Verdict::Refuse(Why::Failed(cache))),
+            Precheck::ReadSuperblock => {}
+            Precheck::Wait | Precheck::Ignore => return decision(Verdict::Wait(Reason::Opening)),
+            Precheck::Refuse(cache) => return decision(Verdict::Refuse(Reason::FailedCache(cache))),
         }
         let on_former = said.and_then(|said| self.on_former(said, superblock));
         if on_former.is_none()
             && let Some(cache) = said
-            && let Some(trouble) = self.all[cache].trouble()
+            && let Some(fault) = self.all[cache].fault()
         {
             if self.is_of_a_third_set(cache, superblock) {
                 // What its own set holds of it stays valid.
-                return decision(Verdict::Refuse(Why::NoCache));
+                return decision(Verdict::Refuse(Reason::NoCache));
             }
-            if matches!(self.all[cache].state, State::Failed(_)) && !self.goes_without(trouble) {
-                return decision(Verdict::Refuse(Why::Failed(cache)));
+            if matches!(self.all[cache].state, State::Failed(_)) && !self.goes_without(fault) {
+                return decision(Verdict::Refuse(Reason::FailedCache(cache)));
             }
-            return self.lacks(volume, superblock, (trouble, Why::Its(cache)), now);
+            return self.lacks(volume, superblock, (fault, Reason::NamedCache(cache)), now);
         }
         let is_alone = self.real().next().is_none();
-        if !superblock.is_held() && (volume.wanted == Wanted::NoCache || is_alone) {
+        if !superblock.is_held() && (volume.wanted == CacheSelector::NoCache || is_alone) {
             return decision(Verdict::Without(None));
         }
         match on_former.unwrap_or_else(|| self.cache_for(said, superblock)) {
-            Found::Cache(cache) => {
+            CacheLookup::Cache(cache) => {
                 let adopts =
                     superblock.state == BackingState::Stale && self.is_to_be_on(volume.wanted, cache);
                 decision(Verdict::Serve { cache, adopts })
             }
-            Found::Waits(why) => decision(Verdict::Wait(why)),
-            Found::Missing(trouble, why) => self.lacks(volume, superblock, (trouble, why), now),
+            CacheLookup::Waiting(why) => decision(Verdict::Wait(why)),
+            CacheLookup::Missing(fault, why) => self.lacks(volume, superblock, (fault, why), now),
             // Its cache is not served here, and all that is in it is on the device, too.
-            Found::Refused(_)
-                if volume.wanted == Wanted::NoCache && superblock.state == BackingState::Clean =>
+            CacheLookup::Refused(_)
+                if volume.wanted == CacheSelector::NoCache && superblock.state == BackingState::Clean =>
             {
                 decision(Verdict::Without(None))
             }
-            Found::Refused(why) => decision(Verdict::Refuse(why)),
+            CacheLookup::Refused(why) => decision(Verdict::Refuse(why)),
         }
     }
 
     /// The cache to which a volume goes back that is served without it, if it is open again.
     #[must_use]
-    pub fn is_back(&self, volume: &Bypassed<'a>) -> Option<usize> {
-        let is_only = self.lasting().count() == 1;
-        let mut open = self.lasting().filter_map(|(index, cache)| match cache.state {
+    pub fn is_back(&self, volume: &BypassedVolume<'a>) -> Option<usize> {
+        let is_only = self.permanent().count() == 1;
+        let mut open = self.permanent().filter_map(|(index, cache)| match cache.state {
             State::Open(set) => Some((index, cache, set)),
             _ => None,
         });
         let its = open.find(|(_, cache, set)| match volume.wanted {
-            Wanted::Named(wanted) => cache.name == Some(wanted),
-            Wanted::Any => is_only || *set == volume.set,
-            Wanted::NoCache => false,
+            CacheSelector::Named(wanted) => cache.name == Some(wanted),
+            CacheSelector::Any => is_only || *set == volume.set,
+            CacheSelector::NoCache => false,
         });
         its.map(|(index, ..)| index)
     }
 
     /// The cache that the configuration names: by name, or the only one.
     #[must_use]
-    pub fn said(&self, wanted: Wanted<'a>) -> Option<usize> {
+    pub fn said(&self, wanted: CacheSelector<'a>) -> Option<usize> {
         match wanted {
-            Wanted::NoCache => None,
-            Wanted::Named(name) => {
-                self.lasting().find(|(_, cache)| cache.name == Some(name)).map(|(index, _)| index)
+            CacheSelector::NoCache => None,
+            CacheSelector::Named(name) => {
+                self.permanent().find(|(_, cache)| cache.name == Some(name)).map(|(index, _)| index)
             }
-            Wanted::Any => {
-                let mut all = self.lasting().map(|(index, _)| index);
+            CacheSelector::Any => {
+                let mut all = self.permanent().map(|(index, _)| index);
                 all.next().filter(|_| all.next().is_none())
             }
         }
@@ -108,11 +109,11 @@ impl<'a> Caches<'a> {
 
     /// Whether the configuration names `cache`, or names none and there is no other.
     #[must_use]
-    pub fn is_meant(&self, wanted: Wanted<'a>, cache: usize) -> bool {
+    pub fn is_meant(&self, wanted: CacheSelector<'a>, cache: usize) -> bool {
         match wanted {
-            Wanted::Named(wanted) => self.all[cache].name == Some(wanted),
-            Wanted::Any => self.lasting().map(|(index, _)| index).eq([cache]),
-            Wanted::NoCache => false,
+            CacheSelector::Named(wanted) => self.all[cache].name == Some(wanted),
+            CacheSelector::Any => self.permanent().map(|(index, _)| index).eq([cache]),
+            CacheSelector::NoCache => false,
         }
     }
 
@@ -131,7 +132,7 @@ impl<'a> Caches<'a> {
             return None;
         }
         let Role::FormerOf(name) = self.all[self.open_with(superblock.set)?].role else { return None };
-        let successor = self.said(Wanted::Named(name))?;
+        let successor = self.said(CacheSelector::Named(name))?;
         matches!(self.all[successor].state, State::Open(_)).then_some(successor)
     }
 
@@ -156,18 +157,18 @@ impl<'a> Caches<'a> {
     }
 
     /// Caches that stay.
-    fn lasting(&self) -> impl Iterator<Item = (usize, &Cache<'a>)> {
-        self.real().filter(|(_, cache)| cache.role == Role::Lasting)
+    fn permanent(&self) -> impl Iterator<Item = (usize, &Cache<'a>)> {
+        self.real().filter(|(_, cache)| cache.role == Role::Permanent)
     }
 
     /// Whether a volume may be served without a cache that has failed like this, if nothing of it
     /// is dirty there; its device has to be read.
-    fn goes_without(&self, trouble: Trouble) -> bool {
-        !self.is_strict && (trouble.is_missing() || trouble == Trouble::NotBcache)
+    fn goes_without(&self, fault: CacheFault) -> bool {
+        !self.is_strict && (fault.is_missing() || fault == CacheFault::NotBcache)
     }
 
     /// Whether a volume is configured for `cache`, or comes to it from its former device.
-    fn is_to_be_on(&self, wanted: Wanted<'a>, cache: usize) -> bool {
+    fn is_to_be_on(&self, wanted: CacheSelector<'a>, cache: usize) -> bool {
         self.is_meant(wanted, cache) || self.former_of(cache).is_some()
     }
 
@@ -177,20 +178,20 @@ impl<'a> Caches<'a> {
         &self,
         volume: &Volume<'a>,
         superblock: &Superblock,
-        (trouble, why): (Trouble, Why),
+        (fault, why): (CacheFault, Reason),
         now: Duration,
     ) -> Decision {
         // The backing device alone would serve old data (invariant D49).
         let is_needed = superblock.state == BackingState::Dirty;
-        let lacks_since = match self.is_strict || !trouble.is_missing() || is_needed {
+        let lacks_since = match self.is_strict || !fault.is_missing() || is_needed {
             true => None,
             false => Some(volume.lacks_since.unwrap_or(now)),
         };
         // A damaged set does not come back by waiting.
-        let is_enough = |since| trouble == Trouble::Damaged || now.saturating_sub(since) >= volume.wait;
+        let is_enough = |since| fault == CacheFault::Damaged || now.saturating_sub(since) >= volume.wait;
         let verdict = match lacks_since {
             Some(since) if is_enough(since) => Verdict::Without(Some(why)),
-            _ if matches!(trouble, Trouble::Damaged | Trouble::NotBcache) => Verdict::Refuse(why),
+            _ if matches!(fault, CacheFault::Damaged | CacheFault::NotBcache) => Verdict::Refuse(why),
             _ => Verdict::Wait(why),
         };
         Decision { verdict, lacks_since, misses_set: true }
@@ -198,74 +199,76 @@ impl<'a> Caches<'a> {
 
     /// The cache for a volume: the one that its section names, or else the one whose set its
     /// superblock names.
-    fn cache_for(&self, said: Option<usize>, superblock: &Superblock) -> Found {
+    fn cache_for(&self, said: Option<usize>, superblock: &Superblock) -> CacheLookup {
         if let Some(said) = said {
             return match self.all[said].state {
-                State::Open(_) => Found::Cache(said),
-                _ => Found::Waits(Why::Opens),
+                State::Open(_) => CacheLookup::Cache(said),
+                _ => CacheLookup::Waiting(Reason::Opening),
             };
         }
         if let Some(index) = self.open_with(superblock.set) {
-            return Found::Cache(index);
+            return CacheLookup::Cache(index);
         }
         let mut its = self.real().filter(|(_, cache)| cache.last_set == Some(superblock.set));
         let failed = its.find_map(|(index, cache)| match cache.state {
-            State::Failed(trouble) => Some((index, trouble)),
+            State::Failed(fault) => Some((index, fault)),
             _ => None,
         });
-        if let Some((index, trouble)) = failed {
-            return match !self.is_strict && trouble.is_missing() {
-                true => Found::Missing(trouble, Why::Failed(index)),
-                false => Found::Refused(Why::Failed(index)),
+        if let Some((index, fault)) = failed {
+            return match !self.is_strict && fault.is_missing() {
+                true => CacheLookup::Missing(fault, Reason::FailedCache(index)),
+                false => CacheLookup::Refused(Reason::FailedCache(index)),
             };
         }
         if self.real().any(|(_, cache)| matches!(cache.state, State::Opening(_, None))) {
-            return Found::Waits(Why::Opens);
+            return CacheLookup::Waiting(Reason::Opening);
         }
         // It may be any of these, also one that is only in use.
         let waits = || {
             let all = self.all.iter().enumerate();
             all.filter_map(|(index, cache)| match cache.state {
-                State::Waiting(trouble) | State::Opening(_, Some(trouble)) => Some((index, trouble)),
+                State::Waiting(fault) | State::Opening(_, Some(fault)) => Some((index, fault)),
                 _ => None,
             })
         };
-        if let Some((index, _)) = waits().find(|(_, trouble)| !trouble.is_missing()) {
-            return Found::Waits(Why::Perhaps(index));
+        if let Some((index, _)) = waits().find(|(_, fault)| !fault.is_missing()) {
+            return CacheLookup::Waiting(Reason::PossibleCache(index));
         }
         // Even if that one is damaged, the volume's may be another one that can still come.
         let first = waits().next();
-        first.map_or(Found::Refused(Why::NoCache), |(index, _)| {
-            Found::Missing(Trouble::Missing, Why::Perhaps(index))
+        first.map_or(CacheLookup::Refused(Reason::NoCache), |(index, _)| {
+            CacheLookup::Missing(CacheFault::Missing, Reason::PossibleCache(index))
         })
     }
 
     /// Where a volume is served that has not left the former device of its cache; `None` if it has,
     /// or there is none.
-    fn on_former(&self, said: usize, superblock: &Superblock) -> Option<Found> {
+    fn on_former(&self, said: usize, superblock: &Superblock) -> Option<CacheLookup> {
         let former = self.former_of(said)?;
         if !superblock.is_held() || self.all[said].set() == Some(superblock.set) {
             return None;
         }
         match self.all[former].state {
-            State::Open(set) if set == superblock.set => Some(Found::Cache(former)),
+            State::Open(set) if set == superblock.set => Some(CacheLookup::Cache(former)),
             // It is not on the former one, so nothing is left to wait for there (invariant D50).
             State::Open(_) | State::Closed | State::Released => None,
             // Which set the new device has, which may be this volume's, is not known yet.
-            _ if matches!(self.all[said].state, State::Waiting(_)) => Some(Found::Waits(Why::Former)),
-            State::Failed(_) => Some(Found::Refused(Why::Failed(former))),
-            State::Waiting(_) => Some(Found::Waits(Why::Former)),
-            State::Opening(..) => Some(Found::Waits(Why::Opens)),
+            _ if matches!(self.all[said].state, State::Waiting(_)) => {
+                Some(CacheLookup::Waiting(Reason::FormerDevice))
+            }
+            State::Failed(_) => Some(CacheLookup::Refused(Reason::FailedCache(former))),
+            State::Waiting(_) => Some(CacheLookup::Waiting(Reason::FormerDevice)),
+            State::Opening(..) => Some(CacheLookup::Waiting(Reason::Opening)),
         }
     }
 }
 
 /// The outcome of the search for a volume's cache.
-enum Found {
+enum CacheLookup {
     Cache(usize),
-    Waits(Why),
-    Missing(Trouble, Why),
-    Refused(Why),
+    Waiting(Reason),
+    Missing(CacheFault, Reason),
+    Refused(Reason),
 }
 
 impl Cache<'_> {
@@ -278,11 +281,9 @@ impl Cache<'_> {
     }
 
     /// What keeps it from being opened, now or the last time.
-    const fn trouble(&self) -> Option<Trouble> {
+    const fn fault(&self) -> Option<CacheFault> {
         match self.state {
-            State::Waiting(trouble) | State::Failed(trouble) | State::Opening(_, Some(trouble)) => {
-                Some(trouble)
-            }
+            State::Waiting(fault) | State::Failed(fault) | State::Opening(_, Some(fault)) => Some(fault),
             _ => None,
         }
     }

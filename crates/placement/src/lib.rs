@@ -48,7 +48,7 @@ pub struct Cache<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role<'a> {
     /// A cache that stays.
-    Lasting,
+    Permanent,
     /// The former device of the cache of this name, which its volumes are to leave.
     FormerOf(&'a str),
     /// No cache: the engine that serves volumes without one.
@@ -59,9 +59,9 @@ pub enum Role<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     /// Its device cannot be opened yet; it is tried again.
-    Waiting(Trouble),
+    Waiting(CacheFault),
     /// Its set is being recovered; why an earlier attempt failed, if one did.
-    Opening(Uuid, Option<Trouble>),
+    Opening(Uuid, Option<CacheFault>),
     /// It serves this set.
     Open(Uuid),
     /// It is being stopped, or was.
@@ -69,12 +69,12 @@ pub enum State {
     /// It is not ours any more.
     Released,
     /// It will not be opened again by itself.
-    Failed(Trouble),
+    Failed(CacheFault),
 }
 
 /// What keeps a cache from being opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Trouble {
+pub enum CacheFault {
     /// Its device is missing, does not answer, or answers with errors.
     Missing,
     /// Its metadata is damaged.
@@ -86,7 +86,7 @@ pub enum Trouble {
     Other,
 }
 
-impl Trouble {
+impl CacheFault {
     /// Whether the volumes of such a cache may be served without it. A device that another program
     /// uses may be free again at any time, so it does not count.
     #[must_use]
@@ -97,7 +97,7 @@ impl Trouble {
 
 /// The cache that the configuration names for a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Wanted<'a> {
+pub enum CacheSelector<'a> {
     /// None is named: the only one, or the one that the superblock names.
     Any,
     /// The volume is to have no cache.
@@ -110,7 +110,7 @@ pub enum Wanted<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Volume<'a> {
     /// Its cache by configuration.
-    pub wanted: Wanted<'a>,
+    pub wanted: CacheSelector<'a>,
     /// How long a missing cache is waited for.
     pub wait: Duration,
     /// Since when its cache is known to be missing, on the clock of `now`.
@@ -135,15 +135,15 @@ impl Superblock {
 
 /// What is known without reading the volume's backing device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Before {
+pub enum Precheck {
     /// The superblock decides: [`Caches::decide`].
-    Look,
+    ReadSuperblock,
     /// Its cache is being opened.
     Wait,
     /// Its cache has failed for good, and the volume with it.
     Refuse(usize),
     /// Its cache is being stopped: nothing happens to the volume.
-    Nothing,
+    Ignore,
 }
 
 /// A decision about a volume.
@@ -170,17 +170,17 @@ pub enum Verdict {
         adopts: bool,
     },
     /// It is served without a cache. If one is missing that it should have: why.
-    Without(Option<Why>),
+    Without(Option<Reason>),
     /// It is tried again.
-    Wait(Why),
+    Wait(Reason),
     /// It is not served.
-    Refuse(Why),
+    Refuse(Reason),
 }
 
 impl Verdict {
     /// Why, unless a cache serves the volume or it is to have none.
     #[must_use]
-    pub const fn why(&self) -> Option<Why> {
+    pub const fn why(&self) -> Option<Reason> {
         match self {
             Self::Serve { .. } | Self::Without(None) => None,
             Self::Without(Some(why)) | Self::Wait(why) | Self::Refuse(why) => Some(*why),
@@ -190,26 +190,26 @@ impl Verdict {
 
 /// Why a volume waits, is refused, or goes without its cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Why {
+pub enum Reason {
     /// Its cache is being opened.
-    Opens,
+    Opening,
     /// This cache, which its section names, is in trouble.
-    Its(usize),
+    NamedCache(usize),
     /// This cache is in trouble, and may be the volume's.
-    Perhaps(usize),
+    PossibleCache(usize),
     /// This cache, which was last seen with the volume's set, has failed.
-    Failed(usize),
+    FailedCache(usize),
     /// It may be on the former device of its cache, which is not open.
-    Former,
+    FormerDevice,
     /// None of the caches has its set.
     NoCache,
 }
 
 /// A volume that is served without its cache.
 #[derive(Clone, Copy, Debug)]
-pub struct Bypassed<'a> {
+pub struct BypassedVolume<'a> {
     /// Its cache by configuration.
-    pub wanted: Wanted<'a>,
+    pub wanted: CacheSelector<'a>,
     /// The set that its superblock named when its cache was found missing.
     pub set: Uuid,
 }

@@ -7,7 +7,8 @@
 use bcached_env::rng::Rng;
 use bcached_format::{BackingState, Uuid};
 use bcached_placement::{
-    Before, Bypassed, Cache, Caches, Role, State, Superblock, Trouble, Verdict, Volume, Wanted, Why,
+    BypassedVolume, Cache, CacheFault, CacheSelector, Caches, Precheck, Reason, Role, State, Superblock,
+    Verdict, Volume,
 };
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ const NAMES: [&str; 2] = ["fast", "other"];
 
 /// A cache device.
 #[derive(Clone, Copy)]
-struct Ssd {
+struct CacheDevice {
     set: Uuid,
     is_connected: bool,
     condition: Condition,
@@ -33,23 +34,23 @@ enum Condition {
 }
 
 /// A backing device, and the volume on it.
-struct Disk {
+struct BackingDevice {
     is_connected: bool,
     superblock: Superblock,
     /// The configuration's word.
-    wanted: Wanted<'static>,
+    wanted: CacheSelector<'static>,
 }
 
 /// A cache of the configuration, which persists.
 #[derive(Clone, Copy)]
-struct Configured {
+struct CacheConfig {
     name: &'static str,
     ssd: usize,
     former: Option<usize>,
 }
 
 /// What a process knows of a cache.
-struct Known {
+struct KnownCache {
     name: &'static str,
     role: Role<'static>,
     ssd: usize,
@@ -59,25 +60,25 @@ struct Known {
 
 /// How far a volume has come in a process.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Served {
-    Waits,
+enum VolumeState {
+    Waiting,
     On(usize),
     Without,
-    Refused(Option<Why>),
+    Refused(Option<Reason>),
 }
 
 struct Process {
-    caches: Vec<Known>,
-    volumes: Vec<(Served, Option<Duration>, Option<Uuid>)>,
+    caches: Vec<KnownCache>,
+    volumes: Vec<(VolumeState, Option<Duration>, Option<Uuid>)>,
 }
 
 struct World {
     rng: Rng,
     now: Duration,
     is_strict: bool,
-    ssds: Vec<Ssd>,
-    disks: Vec<Disk>,
-    configured: Vec<Configured>,
+    ssds: Vec<CacheDevice>,
+    disks: Vec<BackingDevice>,
+    configured: Vec<CacheConfig>,
     process: Process,
     /// When each volume was first refused its cache in this process, for the oracle.
     lacking: Vec<Option<Duration>>,
@@ -89,11 +90,14 @@ impl World {
     fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let set = |number: u8| Uuid([number; 16]);
-        let ssds =
-            (0..4).map(|number| Ssd { set: set(number + 1), is_connected: true, condition: Condition::Good });
+        let ssds = (0..4).map(|number| CacheDevice {
+            set: set(number + 1),
+            is_connected: true,
+            condition: Condition::Good,
+        });
         let caches = 1 + usize::try_from(rng.below(2)).expect("small");
         let configured =
-            (0..caches).map(|at| Configured { name: NAMES[at], ssd: at, former: None }).collect();
+            (0..caches).map(|at| CacheConfig { name: NAMES[at], ssd: at, former: None }).collect();
         let mut world = Self {
             now: Duration::ZERO,
             is_strict: rng.one_in(10),
@@ -109,7 +113,11 @@ impl World {
             let wanted = world.any_wanted();
             let state = world.pick([BackingState::None, BackingState::Clean, BackingState::Dirty]);
             let set = set(1 + u8::try_from(world.rng.below(2)).expect("small"));
-            world.disks.push(Disk { is_connected: true, superblock: Superblock { state, set }, wanted });
+            world.disks.push(BackingDevice {
+                is_connected: true,
+                superblock: Superblock { state, set },
+                wanted,
+            });
         }
         world.restart();
         world
@@ -119,31 +127,31 @@ impl World {
         of[usize::try_from(self.rng.below(N as u64)).expect("small")]
     }
 
-    fn any_wanted(&mut self) -> Wanted<'static> {
+    fn any_wanted(&mut self) -> CacheSelector<'static> {
         self.pick([
-            Wanted::Any,
-            Wanted::Any,
-            Wanted::Named(NAMES[0]),
-            Wanted::Named(NAMES[1]),
-            Wanted::NoCache,
+            CacheSelector::Any,
+            CacheSelector::Any,
+            CacheSelector::Named(NAMES[0]),
+            CacheSelector::Named(NAMES[1]),
+            CacheSelector::NoCache,
         ])
     }
 
     /// A new process: nothing is known, the configuration and the devices are as they were.
     fn restart(&mut self) {
         let caches = self.configured.iter().flat_map(|cache| {
-            let known = |name, role, ssd| Known {
+            let known = |name, role, ssd| KnownCache {
                 name,
                 role,
                 ssd,
-                state: State::Waiting(Trouble::Other),
+                state: State::Waiting(CacheFault::Other),
                 last_set: None,
             };
             let former = cache.former.map(|ssd| known("former", Role::FormerOf(cache.name), ssd));
-            std::iter::once(known(cache.name, Role::Lasting, cache.ssd)).chain(former)
+            std::iter::once(known(cache.name, Role::Permanent, cache.ssd)).chain(former)
         });
         self.process.caches = caches.collect();
-        self.process.volumes = self.disks.iter().map(|_| (Served::Waits, None, None)).collect();
+        self.process.volumes = self.disks.iter().map(|_| (VolumeState::Waiting, None, None)).collect();
         self.lacking = vec![None; self.disks.len()];
     }
 
@@ -191,10 +199,10 @@ impl World {
     fn engine_ends(&mut self, ssd: usize) {
         for (index, cache) in self.process.caches.iter_mut().enumerate() {
             if cache.ssd == ssd && matches!(cache.state, State::Open(_) | State::Opening(..)) {
-                cache.state = State::Waiting(Trouble::Missing);
+                cache.state = State::Waiting(CacheFault::Missing);
                 for (served, ..) in &mut self.process.volumes {
-                    if *served == Served::On(index) {
-                        *served = Served::Waits;
+                    if *served == VolumeState::On(index) {
+                        *served = VolumeState::Waiting;
                     }
                 }
             }
@@ -222,7 +230,7 @@ impl World {
     fn end_former(&mut self) {
         for index in 0..self.process.caches.len() {
             let cache = &self.process.caches[index];
-            let is_served = self.process.volumes.iter().any(|(served, ..)| *served == Served::On(index));
+            let is_served = self.process.volumes.iter().any(|(served, ..)| *served == VolumeState::On(index));
             if matches!(cache.role, Role::FormerOf(_)) && !is_served {
                 self.process.caches[index].state = State::Closed;
             }
@@ -231,7 +239,7 @@ impl World {
 
     fn clients_write(&mut self) {
         for (disk, (served, ..)) in self.disks.iter_mut().zip(&self.process.volumes) {
-            if matches!(served, Served::On(_)) && self.rng.one_in(2) {
+            if matches!(served, VolumeState::On(_)) && self.rng.one_in(2) {
                 disk.superblock.state = BackingState::Dirty;
             }
         }
@@ -239,7 +247,7 @@ impl World {
 
     fn write_back(&mut self) {
         for (disk, (served, ..)) in self.disks.iter_mut().zip(&self.process.volumes) {
-            if matches!(served, Served::On(_)) && disk.superblock.state == BackingState::Dirty {
+            if matches!(served, VolumeState::On(_)) && disk.superblock.state == BackingState::Dirty {
                 disk.superblock.state = BackingState::Clean;
             }
         }
@@ -250,34 +258,34 @@ impl World {
         for index in 0..self.process.caches.len() {
             let cache = &self.process.caches[index];
             let ssd = self.ssds[cache.ssd];
-            let trouble = match (ssd.is_connected, ssd.condition) {
-                (false, _) => Some(Trouble::Missing),
+            let fault = match (ssd.is_connected, ssd.condition) {
+                (false, _) => Some(CacheFault::Missing),
                 (true, Condition::Good) => None,
-                (true, Condition::Damaged) => Some(Trouble::Damaged),
-                (true, Condition::Blank) => Some(Trouble::NotBcache),
-                (true, Condition::InUse) => Some(Trouble::Other),
+                (true, Condition::Damaged) => Some(CacheFault::Damaged),
+                (true, Condition::Blank) => Some(CacheFault::NotBcache),
+                (true, Condition::InUse) => Some(CacheFault::Other),
             };
             let cache = &mut self.process.caches[index];
-            cache.state = match (cache.state, trouble) {
-                (State::Waiting(_), Some(Trouble::Damaged)) => {
+            cache.state = match (cache.state, fault) {
+                (State::Waiting(_), Some(CacheFault::Damaged)) => {
                     cache.last_set = Some(ssd.set);
-                    State::Failed(Trouble::Damaged)
+                    State::Failed(CacheFault::Damaged)
                 }
-                (State::Waiting(_), Some(trouble @ (Trouble::Missing | Trouble::Other))) => {
-                    State::Waiting(trouble)
+                (State::Waiting(_), Some(fault @ (CacheFault::Missing | CacheFault::Other))) => {
+                    State::Waiting(fault)
                 }
-                (State::Waiting(_), Some(trouble)) => State::Failed(trouble),
+                (State::Waiting(_), Some(fault)) => State::Failed(fault),
                 (State::Waiting(_), None) => {
                     cache.last_set = Some(ssd.set);
                     // It may have failed to open before.
-                    let before = if self.rng.one_in(3) { Some(Trouble::Missing) } else { None };
+                    let before = if self.rng.one_in(3) { Some(CacheFault::Missing) } else { None };
                     State::Opening(ssd.set, before)
                 }
                 (State::Opening(set, _), None) => {
                     // A set has come: what was refused for want of it is looked at again.
                     for (served, ..) in &mut self.process.volumes {
-                        if matches!(served, Served::Refused(_)) {
-                            *served = Served::Waits;
+                        if matches!(served, VolumeState::Refused(_)) {
+                            *served = VolumeState::Waiting;
                         }
                     }
                     State::Open(set)
@@ -291,7 +299,7 @@ impl World {
     }
 
     fn views(&self) -> Vec<Cache<'static>> {
-        let view = |known: &Known| Cache {
+        let view = |known: &KnownCache| Cache {
             name: Some(known.name),
             role: known.role,
             state: known.state,
@@ -305,27 +313,27 @@ impl World {
         let caches = Caches { all: &views, is_strict: self.is_strict };
         let disk = &self.disks[index];
         let (served, lacks_since, set) = self.process.volumes[index];
-        if served == Served::Without
+        if served == VolumeState::Without
             && let Some(set) = set
-            && let Some(back) = caches.is_back(&Bypassed { wanted: disk.wanted, set })
+            && let Some(back) = caches.is_back(&BypassedVolume { wanted: disk.wanted, set })
         {
             assert!(matches!(views[back].state, State::Open(_)), "only an open set takes a volume back");
-            assert_ne!(disk.wanted, Wanted::NoCache);
-            self.process.volumes[index] = (Served::Waits, None, None);
+            assert_ne!(disk.wanted, CacheSelector::NoCache);
+            self.process.volumes[index] = (VolumeState::Waiting, None, None);
             self.reached[5] += 1;
             return;
         }
-        if served != Served::Waits || !disk.is_connected {
+        if served != VolumeState::Waiting || !disk.is_connected {
             return;
         }
         let volume = Volume { wanted: disk.wanted, wait: WAIT, lacks_since };
         match caches.before(&volume) {
-            Before::Look => {}
-            Before::Refuse(cache) => {
-                self.process.volumes[index].0 = Served::Refused(Some(Why::Failed(cache)));
+            Precheck::ReadSuperblock => {}
+            Precheck::Refuse(cache) => {
+                self.process.volumes[index].0 = VolumeState::Refused(Some(Reason::FailedCache(cache)));
                 return;
             }
-            Before::Wait | Before::Nothing => return,
+            Precheck::Wait | Precheck::Ignore => return,
         }
         let decision = caches.decide(&volume, &disk.superblock, self.now);
         self.judge(index, &caches, decision.verdict);
@@ -337,10 +345,10 @@ impl World {
                     disk.superblock.state = BackingState::Stale;
                 }
                 self.process.volumes[index].2 = why.map(|_| disk.superblock.set);
-                Served::Without
+                VolumeState::Without
             }
-            Verdict::Wait(_) => Served::Waits,
-            Verdict::Refuse(why) => Served::Refused(Some(why)),
+            Verdict::Wait(_) => VolumeState::Waiting,
+            Verdict::Refuse(why) => VolumeState::Refused(Some(why)),
         };
         self.process.volumes[index].0 = state;
         self.process.volumes[index].1 = decision.lacks_since;
@@ -353,9 +361,11 @@ impl World {
         let is_held = matches!(state, BackingState::Clean | BackingState::Dirty);
         let open = |cache: &Cache<'_>| cache.state == State::Open(set) && cache.role != Role::Bypass;
         let names = |cache: &Cache<'_>| match disk.wanted {
-            Wanted::Any => true,
-            Wanted::NoCache => false,
-            Wanted::Named(wanted) => cache.name == Some(wanted) || cache.role == Role::FormerOf(wanted),
+            CacheSelector::Any => true,
+            CacheSelector::NoCache => false,
+            CacheSelector::Named(wanted) => {
+                cache.name == Some(wanted) || cache.role == Role::FormerOf(wanted)
+            }
         };
         let its = caches.all.iter().find(|cache| open(cache) && names(cache));
         match verdict {
@@ -369,7 +379,7 @@ impl World {
                 assert!(!adopts || may_adopt, "its section names another cache: {:?}", disk.wanted);
                 let is_new_open = |former: &str| {
                     let is_it =
-                        |cache: &&Cache<'_>| cache.role == Role::Lasting && cache.name == Some(former);
+                        |cache: &&Cache<'_>| cache.role == Role::Permanent && cache.name == Some(former);
                     caches.all.iter().find(is_it).is_some_and(|new| matches!(new.state, State::Open(_)))
                 };
                 let is_left = matches!(serving.role, Role::FormerOf(name) if is_new_open(name));
@@ -384,7 +394,9 @@ impl World {
                 assert_ne!(state, BackingState::Dirty, "its newest data may be in its cache");
                 assert!(why.is_none() || !self.is_strict, "its devices are needed now");
                 assert!(why.is_none() || !is_held || its.is_none(), "its cache is open");
-                assert!(why.is_some() || state != BackingState::Clean || disk.wanted == Wanted::NoCache);
+                assert!(
+                    why.is_some() || state != BackingState::Clean || disk.wanted == CacheSelector::NoCache
+                );
                 // What its set holds would be void.
                 let said = caches.said(disk.wanted);
                 let is_replaced = said.is_some_and(|said| caches.former_of(said).is_some());
@@ -393,8 +405,10 @@ impl World {
                 let is_cold = why.is_none() && state == BackingState::Clean;
                 assert!(!is_cold || !caches.all.iter().any(open), "its set is open");
                 let is_damaged =
-                    |cache: usize| matches!(caches.all[cache].state, State::Failed(Trouble::Damaged));
-                if let Some(Why::Its(cache) | Why::Perhaps(cache) | Why::Failed(cache)) = why
+                    |cache: usize| matches!(caches.all[cache].state, State::Failed(CacheFault::Damaged));
+                if let Some(
+                    Reason::NamedCache(cache) | Reason::PossibleCache(cache) | Reason::FailedCache(cache),
+                ) = why
                     && !is_damaged(cache)
                 {
                     let since = self.lacking[index].expect("it was waited for before");
@@ -402,7 +416,7 @@ impl World {
                 }
                 self.reached[2 + usize::from(why.is_some())] += 1;
             }
-            Verdict::Wait(Why::Its(_) | Why::Perhaps(_)) => {
+            Verdict::Wait(Reason::NamedCache(_) | Reason::PossibleCache(_)) => {
                 self.lacking[index].get_or_insert(self.now);
                 self.reached[4] += 1;
             }
@@ -420,7 +434,7 @@ impl World {
         let views = self.views();
         let caches = Caches { all: &views, is_strict: self.is_strict };
         for (disk, (served, lacks_since, _)) in self.disks.iter().zip(&self.process.volumes) {
-            if *served != Served::Waits || !disk.is_connected {
+            if *served != VolumeState::Waiting || !disk.is_connected {
                 continue;
             }
             let volume = Volume { wanted: disk.wanted, wait: WAIT, lacks_since: *lacks_since };
@@ -430,12 +444,12 @@ impl World {
             };
             let is_needed = self.is_strict || disk.superblock.state == BackingState::Dirty;
             match why {
-                Why::Its(cache) | Why::Perhaps(cache) => match views[cache].state {
-                    State::Waiting(Trouble::Missing) => assert!(is_needed, "it can do without {cache}"),
+                Reason::NamedCache(cache) | Reason::PossibleCache(cache) => match views[cache].state {
+                    State::Waiting(CacheFault::Missing) => assert!(is_needed, "it can do without {cache}"),
                     State::Waiting(_) => {}
                     state => panic!("it waits for a cache that is {state:?}"),
                 },
-                Why::Former => {
+                Reason::FormerDevice => {
                     let is_away = |cache: &Cache<'_>| {
                         matches!(cache.role, Role::FormerOf(_)) && !matches!(cache.state, State::Open(_))
                     };
@@ -447,17 +461,19 @@ impl World {
     }
 }
 
-impl Known {
+impl KnownCache {
     /// An engine takes a device, or refuses it, as the engine does.
-    fn attach(&self, disk: &mut Disk, adopts: bool, index: usize) -> Served {
+    fn attach(&self, disk: &mut BackingDevice, adopts: bool, index: usize) -> VolumeState {
         let State::Open(set) = self.state else { panic!("it is open") };
         match disk.superblock.state {
-            BackingState::Clean | BackingState::Dirty if disk.superblock.set != set => Served::Refused(None),
-            BackingState::Stale if disk.superblock.set != set && !adopts => Served::Refused(None),
-            BackingState::Clean | BackingState::Dirty => Served::On(index),
+            BackingState::Clean | BackingState::Dirty if disk.superblock.set != set => {
+                VolumeState::Refused(None)
+            }
+            BackingState::Stale if disk.superblock.set != set && !adopts => VolumeState::Refused(None),
+            BackingState::Clean | BackingState::Dirty => VolumeState::On(index),
             BackingState::None | BackingState::Stale => {
                 disk.superblock = Superblock { state: BackingState::Clean, set };
-                Served::On(index)
+                VolumeState::On(index)
             }
         }
     }

@@ -8,9 +8,9 @@
 //! 1. **A share.** A client that holds little has that apart from the common bytes ([`SHARE_BYTES`]
 //!    each, an eighth on top for all). So small requests proceed however much others hold.
 //! 2. **A part of what is left.** A client that holds common bytes gets more only if afterwards
-//!    some multiple of what it then holds is still free ([`Pool::leaving`]). With four times, the
-//!    first client that keeps all it gets has a fifth, the next one a fifth of the rest, and of 64
-//!    MiB eight of them leave 10.
+//!    some multiple of what it then holds is still free ([`BudgetPool::leaving`]). With four times,
+//!    the first client that keeps all it gets has a fifth, the next one a fifth of the rest, and of
+//!    64 MiB eight of them leave 10.
 //! 3. **Clients that hold none first.** A client that holds no common bytes gets what it asks for
 //!    once that much is free: in the order of asking, and before all clients that hold some. A
 //!    large request is not starved by small ones, at the price that they wait behind it.
@@ -38,8 +38,8 @@ pub const SHARE_BYTES: u64 = 64 << 10;
 const SHARES_PART: u64 = 8;
 
 /// The bytes that all clients share.
-pub struct Pool {
-    state: Mutex<State>,
+pub struct BudgetPool {
+    state: Mutex<PoolState>,
     /// A waiter has been given what it asked for.
     granted: Condvar,
 }
@@ -47,24 +47,24 @@ pub struct Pool {
 /// The bytes of one client.
 pub struct Budget {
     client: usize,
-    pool: Arc<Pool>,
+    pool: Arc<BudgetPool>,
 }
 
 /// The right to hold this many bytes, until dropped.
 pub struct Permit {
     budget: Arc<Budget>,
     bytes: u64,
-    kind: Kind,
+    kind: GrantKind,
 }
 
 /// Which bytes they are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
+enum GrantKind {
     Share,
     Common,
 }
 
-struct State {
+struct PoolState {
     bytes_max: u64,
     /// A client that holds common bytes must leave this many times as many free.
     leaves: u64,
@@ -73,11 +73,11 @@ struct State {
     shares_max: u64,
     /// Clients that hold some of their share.
     shares: u64,
-    clients: Slab<Client>,
+    clients: Slab<ClientUsage>,
     /// In order of asking.
-    waiting: BTreeMap<u64, Waiter>,
+    waiting: BTreeMap<u64, BudgetWaiter>,
     /// Granted, but not yet noticed by the waiter.
-    given: BTreeMap<u64, Kind>,
+    given: BTreeMap<u64, GrantKind>,
     /// Number of the next waiter.
     arriving: u64,
     /// A waiter holds no common bytes, and there are too few for it.
@@ -88,7 +88,7 @@ struct State {
 
 /// What a client holds.
 #[derive(Default)]
-struct Client {
+struct ClientUsage {
     bytes_max: u64,
     share: u64,
     common: u64,
@@ -98,7 +98,7 @@ struct Client {
     left_in: u64,
 }
 
-struct Waiter {
+struct BudgetWaiter {
     client: usize,
     bytes: u64,
     /// It holds no common bytes, and there are too few for it: since when.
@@ -107,19 +107,19 @@ struct Waiter {
 
 /// Whether a client can have what it asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Look {
-    Room(Kind),
+enum Availability {
+    Room(GrantKind),
     /// No: because of what it holds itself.
     Held,
     /// No: because of what others hold.
     Short,
 }
 
-impl Pool {
+impl BudgetPool {
     /// Creates a pool of this many bytes, and an eighth on top for shares.
     #[must_use]
     pub const fn new(bytes_max: u64) -> Self {
-        let state = State {
+        let state = PoolState {
             bytes_max,
             leaves: 0,
             used: 0,
@@ -143,7 +143,7 @@ impl Pool {
         self
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         lock(&self.state)
     }
 }
@@ -151,8 +151,8 @@ impl Pool {
 impl Budget {
     /// Creates the budget of a client that may hold up to `bytes_max` of the pool's bytes.
     #[must_use]
-    pub fn new(bytes_max: u64, pool: Arc<Pool>) -> Self {
-        let client = pool.lock().clients.insert(Client { bytes_max, ..Client::default() });
+    pub fn new(bytes_max: u64, pool: Arc<BudgetPool>) -> Self {
+        let client = pool.lock().clients.insert(ClientUsage { bytes_max, ..ClientUsage::default() });
         Self { client, pool }
     }
 
@@ -192,21 +192,21 @@ impl Budget {
     }
 }
 
-impl State {
+impl PoolState {
     /// Gives out `bytes` unless a waiter needs what there is.
-    fn ask(&mut self, client: usize, bytes: u64) -> Option<Kind> {
+    fn ask(&mut self, client: usize, bytes: u64) -> Option<GrantKind> {
         let asks = &self.clients[client];
         assert!(bytes <= asks.bytes_max.min(self.bytes_max), "no request is larger than its budget");
         if asks.waiting > 0 {
             return None;
         }
         match self.look(client, bytes) {
-            Look::Room(Kind::Common) if self.is_short => None,
-            Look::Room(kind) => {
+            Availability::Room(GrantKind::Common) if self.is_short => None,
+            Availability::Room(kind) => {
                 self.take(client, bytes, kind);
                 Some(kind)
             }
-            Look::Held | Look::Short => None,
+            Availability::Held | Availability::Short => None,
         }
     }
 
@@ -214,39 +214,39 @@ impl State {
     fn enter(&mut self, client: usize, bytes: u64) -> u64 {
         let turn = self.arriving;
         self.arriving += 1;
-        let short_since = (self.look(client, bytes) == Look::Short).then(Instant::now);
+        let short_since = (self.look(client, bytes) == Availability::Short).then(Instant::now);
         self.is_short |= short_since.is_some();
         self.clients[client].waiting += 1;
-        self.waiting.insert(turn, Waiter { client, bytes, short_since });
+        self.waiting.insert(turn, BudgetWaiter { client, bytes, short_since });
         turn
     }
 
     /// Returns what a client can have if there are no waiters.
-    fn look(&self, client: usize, bytes: u64) -> Look {
+    fn look(&self, client: usize, bytes: u64) -> Availability {
         let asks = &self.clients[client];
         if asks.share + asks.common + bytes > asks.bytes_max {
-            return Look::Held;
+            return Availability::Held;
         }
         if asks.share + bytes <= SHARE_BYTES && (asks.share > 0 || self.shares < self.shares_max) {
-            return Look::Room(Kind::Share);
+            return Availability::Room(GrantKind::Share);
         }
         let free = self.bytes_max - self.used;
         match asks.common {
-            0 if bytes > free => Look::Short,
-            0 => Look::Room(Kind::Common),
-            held if bytes + self.leaves * (held + bytes) <= free => Look::Room(Kind::Common),
-            _ => Look::Held,
+            0 if bytes > free => Availability::Short,
+            0 => Availability::Room(GrantKind::Common),
+            held if bytes + self.leaves * (held + bytes) <= free => Availability::Room(GrantKind::Common),
+            _ => Availability::Held,
         }
     }
 
-    fn take(&mut self, client: usize, bytes: u64, kind: Kind) {
+    fn take(&mut self, client: usize, bytes: u64, kind: GrantKind) {
         let takes = &mut self.clients[client];
         match kind {
-            Kind::Share => {
+            GrantKind::Share => {
                 self.shares += u64::from(takes.share == 0);
                 takes.share += bytes;
             }
-            Kind::Common => {
+            GrantKind::Common => {
                 self.used += bytes;
                 takes.common += bytes;
             }
@@ -254,14 +254,14 @@ impl State {
         assert!(takes.share <= SHARE_BYTES && self.used <= self.bytes_max, "the budget is not exceeded");
     }
 
-    fn give_back(&mut self, client: usize, bytes: u64, kind: Kind) {
+    fn give_back(&mut self, client: usize, bytes: u64, kind: GrantKind) {
         let gives = &mut self.clients[client];
         match kind {
-            Kind::Share => {
+            GrantKind::Share => {
                 gives.share -= bytes;
                 self.shares -= u64::from(gives.share == 0);
             }
-            Kind::Common => {
+            GrantKind::Common => {
                 gives.common -= bytes;
                 self.used -= bytes;
             }
@@ -287,17 +287,19 @@ impl State {
         self.sweep += 1;
         let (mut is_short, mut waiting) = (false, std::mem::take(&mut self.waiting));
         waiting.retain(|turn, waiter| {
-            let Waiter { client, bytes, .. } = *waiter;
+            let BudgetWaiter { client, bytes, .. } = *waiter;
             let look = self.look(client, bytes);
             let room = match look {
                 _ if self.clients[client].left_in == self.sweep => None,
-                Look::Room(Kind::Share) => Some(Kind::Share),
-                Look::Room(kind) if !is_short && (self.clients[client].common == 0) == without => Some(kind),
+                Availability::Room(GrantKind::Share) => Some(GrantKind::Share),
+                Availability::Room(kind) if !is_short && (self.clients[client].common == 0) == without => {
+                    Some(kind)
+                }
                 _ => None,
             };
             waiter.short_since =
-                (look == Look::Short).then(|| waiter.short_since.unwrap_or_else(Instant::now));
-            is_short |= look == Look::Short;
+                (look == Availability::Short).then(|| waiter.short_since.unwrap_or_else(Instant::now));
+            is_short |= look == Availability::Short;
             let Some(kind) = room else {
                 self.clients[client].left_in = self.sweep;
                 return true;
@@ -332,9 +334,9 @@ impl Drop for Budget {
     }
 }
 
-impl fmt::Debug for Pool {
+impl fmt::Debug for BudgetPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool").field("used", &self.lock().used).finish_non_exhaustive()
+        f.debug_struct("BudgetPool").field("used", &self.lock().used).finish_non_exhaustive()
     }
 }
 

@@ -5,9 +5,9 @@
 //! descriptor); it travels with the request and is returned with the reply.
 
 use crate::Bell;
-use crate::inbox::{Inbox, Refused, next_client};
+use crate::inbox::{Inbox, SubmitError, next_client};
 use crate::operation::{ClientId, Operation, Reply, VolumeId};
-use crate::outbox::{Look, Outbox, Outlet};
+use crate::outbox::{Outbox, ReceiveStatus, ReplySink};
 use crate::route::Route;
 use crate::server::{ReplyTo, Request};
 use std::collections::VecDeque;
@@ -22,8 +22,8 @@ pub struct Connector {
 }
 
 /// The submitting half. Dropping it means that no more requests follow: pending replies still
-/// arrive, then [`Replies::next`] ends.
-pub struct Requests<T: Send + 'static> {
+/// arrive, then [`ReplyReceiver::next`] ends.
+pub struct RequestSender<T: Send + 'static> {
     client: ClientId,
     inbox: Arc<Inbox>,
     outbox: Arc<Outbox<T>>,
@@ -31,15 +31,15 @@ pub struct Requests<T: Send + 'static> {
 
 /// The receiving half. When it is dropped, pending replies are discarded on arrival; the requests
 /// are still carried out.
-pub struct Replies<T: Send + 'static> {
+pub struct ReplyReceiver<T: Send + 'static> {
     outbox: Arc<Outbox<T>>,
     /// Taken from the outbox, not yet given to the caller.
     batch: VecDeque<(T, Reply)>,
 }
 
 /// A request that found no room; nothing has happened. Try again after taking replies or when the
-/// client's bell rings, or use [`Requests::submit`].
-pub struct Full<T> {
+/// client's bell rings, or use [`RequestSender::submit`].
+pub struct QueueFull<T> {
     /// As passed in.
     pub context: T,
     /// As passed in.
@@ -54,20 +54,20 @@ impl Connector {
     /// Creates a client with up to `window` (at least 1) requests whose replies it has not taken.
     /// Works also when the engine is gone: the replies will say so.
     #[must_use]
-    pub fn connect<T: Send + 'static>(&self, window: usize) -> (Requests<T>, Replies<T>) {
+    pub fn connect<T: Send + 'static>(&self, window: usize) -> (RequestSender<T>, ReplyReceiver<T>) {
         self.connect_halves(window, None)
     }
 
     /// Like [`Connector::connect`], for a receiver that waits elsewhere (epoll). `bell` rings in
     /// three cases: when a reply arrives after the last were taken, when a retry after
-    /// [`Requests::try_submit`] found no room may succeed, and when the submitting half is dropped.
-    /// The receiver then calls [`Replies::try_next`] until `None`.
+    /// [`RequestSender::try_submit`] found no room may succeed, and when the submitting half is
+    /// dropped. The receiver then calls [`ReplyReceiver::try_next`] until `None`.
     #[must_use]
     pub fn connect_with_bell<T: Send + 'static>(
         &self,
         window: usize,
         bell: Bell,
-    ) -> (Requests<T>, Replies<T>) {
+    ) -> (RequestSender<T>, ReplyReceiver<T>) {
         self.connect_halves(window, Some(bell))
     }
 
@@ -75,11 +75,11 @@ impl Connector {
         &self,
         window: usize,
         bell: Option<Bell>,
-    ) -> (Requests<T>, Replies<T>) {
+    ) -> (RequestSender<T>, ReplyReceiver<T>) {
         let outbox = Arc::new(Outbox::new(window, bell));
         let client = next_client();
-        let requests = Requests { client, inbox: Arc::clone(&self.inbox), outbox: Arc::clone(&outbox) };
-        (requests, Replies { outbox, batch: VecDeque::with_capacity(window) })
+        let requests = RequestSender { client, inbox: Arc::clone(&self.inbox), outbox: Arc::clone(&outbox) };
+        (requests, ReplyReceiver { outbox, batch: VecDeque::with_capacity(window) })
     }
 
     pub(crate) fn inbox(&self) -> Arc<Inbox> {
@@ -93,19 +93,19 @@ impl Connector {
     }
 }
 
-impl<T: Send + 'static> Requests<T> {
+impl<T: Send + 'static> RequestSender<T> {
     /// Submits a request; it gets one reply. Waits while the window or the inbox is full.
     pub fn submit(&self, context: T, volume: VolumeId, operation: Operation) {
         let slot = self.outbox.enter(context);
         match self.inbox.put(self.request(slot, volume, operation), true) {
             Ok(()) => {}
             // The dropped request answers itself.
-            Err(Refused::Closed(request) | Refused::Full(request)) => drop(request),
+            Err(SubmitError::Closed(request) | SubmitError::Full(request)) => drop(request),
         }
     }
 
-    /// Like [`Requests::submit`], to the engine that serves the volume of `route`. Also waits while
-    /// the route is held.
+    /// Like [`RequestSender::submit`], to the engine that serves the volume of `route`. Also waits
+    /// while the route is held.
     pub fn submit_by(&self, context: T, route: &Route, operation: Operation) {
         let slot = self.outbox.enter(context);
         let (volume, inbox, pass) = route.enter();
@@ -114,52 +114,52 @@ impl<T: Send + 'static> Requests<T> {
         match inbox.put(request, true) {
             Ok(()) => {}
             // The dropped request answers itself.
-            Err(Refused::Closed(request) | Refused::Full(request)) => drop(request),
+            Err(SubmitError::Closed(request) | SubmitError::Full(request)) => drop(request),
         }
     }
 
-    /// Like [`Requests::submit`], but returns everything instead of waiting.
+    /// Like [`RequestSender::submit`], but returns everything instead of waiting.
     ///
     /// # Errors
     /// The window or the inbox is full.
-    pub fn try_submit(&self, context: T, volume: VolumeId, operation: Operation) -> Result<(), Full<T>> {
+    pub fn try_submit(&self, context: T, volume: VolumeId, operation: Operation) -> Result<(), QueueFull<T>> {
         let slot = match self.outbox.try_enter(context) {
             Ok(slot) => slot,
-            Err(context) => return Err(Full { context, operation }),
+            Err(context) => return Err(QueueFull { context, operation }),
         };
         self.try_put(&self.inbox, slot, self.request(slot, volume, operation))
     }
 
-    /// Like [`Requests::try_submit`], to the engine that serves the volume of `route`. The client's
-    /// bell rings when a retry is worthwhile: when replies have arrived, the inbox has been
-    /// emptied, or the route is open again.
+    /// Like [`RequestSender::try_submit`], to the engine that serves the volume of `route`. The
+    /// client's bell rings when a retry is worthwhile: when replies have arrived, the inbox has
+    /// been emptied, or the route is open again.
     ///
     /// # Errors
     /// The window or the inbox is full, or the route is held.
-    pub fn try_submit_by(&self, context: T, route: &Route, operation: Operation) -> Result<(), Full<T>> {
+    pub fn try_submit_by(&self, context: T, route: &Route, operation: Operation) -> Result<(), QueueFull<T>> {
         let slot = match self.outbox.try_enter(context) {
             Ok(slot) => slot,
-            Err(context) => return Err(Full { context, operation }),
+            Err(context) => return Err(QueueFull { context, operation }),
         };
         let Some((volume, inbox, pass)) = route.try_enter(&self.outlet()) else {
-            return Err(Full { context: self.outbox.withdraw(slot), operation });
+            return Err(QueueFull { context: self.outbox.withdraw(slot), operation });
         };
         let mut request = self.request(slot, volume, operation);
         request.reply_to = request.reply_to.with(pass);
         self.try_put(&inbox, slot, request)
     }
 
-    fn try_put(&self, inbox: &Inbox, slot: usize, request: Request) -> Result<(), Full<T>> {
+    fn try_put(&self, inbox: &Inbox, slot: usize, request: Request) -> Result<(), QueueFull<T>> {
         match inbox.put(request, false) {
             Ok(()) => Ok(()),
             // The dropped request answers itself.
-            Err(Refused::Closed(request)) => {
+            Err(SubmitError::Closed(request)) => {
                 drop(request);
                 Ok(())
             }
-            Err(Refused::Full(Request { operation, reply_to, .. })) => {
+            Err(SubmitError::Full(Request { operation, reply_to, .. })) => {
                 reply_to.disarm();
-                Err(Full { context: self.outbox.withdraw(slot), operation })
+                Err(QueueFull { context: self.outbox.withdraw(slot), operation })
             }
         }
     }
@@ -177,7 +177,7 @@ impl<T: Send + 'static> Requests<T> {
         self.outbox.outstanding()
     }
 
-    fn outlet(&self) -> Arc<dyn Outlet> {
+    fn outlet(&self) -> Arc<dyn ReplySink> {
         Arc::<Outbox<T>>::clone(&self.outbox)
     }
 
@@ -188,19 +188,19 @@ impl<T: Send + 'static> Requests<T> {
     }
 }
 
-impl<T: Send + 'static> Drop for Requests<T> {
+impl<T: Send + 'static> Drop for RequestSender<T> {
     fn drop(&mut self) {
         self.outbox.sender_gone();
     }
 }
 
-impl<T: Send + 'static> Replies<T> {
+impl<T: Send + 'static> ReplyReceiver<T> {
     /// Waits for the next reply and returns it. Returns `None` when the submitting half is gone and
     /// every request has been answered. Replies arrive in the order in which the engine sent them.
     #[expect(clippy::should_implement_trait, reason = "a `for` over it would hide that it blocks")]
     pub fn next(&mut self) -> Option<(T, Reply)> {
         if self.batch.is_empty() {
-            let _: Look = self.outbox.take(&mut self.batch, true);
+            let _: ReceiveStatus = self.outbox.take(&mut self.batch, true);
         }
         self.batch.pop_front()
     }
@@ -208,7 +208,7 @@ impl<T: Send + 'static> Replies<T> {
     /// Returns the next reply if one has arrived. Never blocks.
     pub fn try_next(&mut self) -> Option<(T, Reply)> {
         if self.batch.is_empty() {
-            let _: Look = self.outbox.take(&mut self.batch, false);
+            let _: ReceiveStatus = self.outbox.take(&mut self.batch, false);
         }
         self.batch.pop_front()
     }
@@ -220,18 +220,18 @@ impl<T: Send + 'static> Replies<T> {
             into.append(&mut self.batch);
             return true;
         }
-        self.outbox.take(into, true) != Look::Ended
+        self.outbox.take(into, true) != ReceiveStatus::Ended
     }
 }
 
-impl<T: Send + 'static> Drop for Replies<T> {
+impl<T: Send + 'static> Drop for ReplyReceiver<T> {
     fn drop(&mut self) {
         self.outbox.receiver_gone();
     }
 }
 
-impl<T> fmt::Debug for Full<T> {
+impl<T> fmt::Debug for QueueFull<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Full").field("operation", &self.operation).finish_non_exhaustive()
+        f.debug_struct("QueueFull").field("operation", &self.operation).finish_non_exhaustive()
     }
 }

@@ -36,7 +36,7 @@ pub enum ErrorKind {
 
 /// What protocols call an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Codes {
+pub struct ErrorCodes {
     /// Linux errno, positive (ublk, FUSE).
     pub errno: i32,
     /// Error number of the NBD protocol: a subset of Linux's; all others must be sent as `EIO` or
@@ -62,7 +62,7 @@ impl ErrorKind {
 
     /// Returns the numbers of other protocols for this kind; this is the only such table.
     #[must_use]
-    pub const fn codes(self) -> Codes {
+    pub const fn codes(self) -> ErrorCodes {
         let (errno, nbd) = match self {
             Self::Io => (5, 5),            // EIO
             Self::Invalid => (22, 22),     // EINVAL
@@ -74,7 +74,7 @@ impl ErrorKind {
             Self::TimedOut => (110, 5),    // ETIMEDOUT, which NBD does not know
         };
         let virtio = if matches!(self, Self::Unsupported) { 2 } else { 1 };
-        Codes { errno, nbd, virtio }
+        ErrorCodes { errno, nbd, virtio }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Volumes that are configured and not served yet. A client that asks for one that may still appear
 //! waits for it: when a machine starts, clients connect before the devices appear.
 
-use crate::export::{Export, ExportTable, NoExport};
+use crate::export::{Export, ExportError, ExportTable};
 use crate::lock::lock;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -12,7 +12,7 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Why a volume is not served.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Absent {
+pub struct VolumeAbsence {
     /// A clause for the client.
     pub why: String,
     /// How long a client waits for it; `None`: it does not appear automatically, or is no longer
@@ -22,14 +22,14 @@ pub struct Absent {
 
 /// The expected volumes of one table.
 #[derive(Default)]
-pub(crate) struct Arrivals {
-    state: Mutex<State>,
+pub(crate) struct ExpectedVolumes {
+    state: Mutex<ExpectedState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    absent: BTreeMap<String, Absent>,
+struct ExpectedState {
+    absent: BTreeMap<String, VolumeAbsence>,
     /// Some volumes are served under names that are not known yet; how long a client waits for
     /// them.
     unnamed: Option<Duration>,
@@ -38,8 +38,8 @@ struct State {
     changes: u64,
 }
 
-impl Arrivals {
-    fn change(&self, change: impl FnOnce(&mut State)) {
+impl ExpectedVolumes {
+    fn change(&self, change: impl FnOnce(&mut ExpectedState)) {
         let mut state = lock(&self.state);
         change(&mut state);
         state.changes += 1;
@@ -53,12 +53,12 @@ impl Arrivals {
     }
 
     /// Returns how long a client waits that gets this refusal, and the number of changes so far.
-    fn wait_for(&self, refused: &NoExport) -> (Option<Duration>, u64) {
+    fn wait_for(&self, refused: &ExportError) -> (Option<Duration>, u64) {
         let state = lock(&self.state);
         let wait = match refused {
             _ if state.has_ended => None,
-            NoExport::NotServed(name) => state.absent.get(name).and_then(|absent| absent.wait),
-            NoExport::Unknown(_) | NoExport::NameNeeded(_) => state.unnamed,
+            ExportError::NotServed(name) => state.absent.get(name).and_then(|absent| absent.wait),
+            ExportError::Unknown(_) | ExportError::NameNeeded(_) => state.unnamed,
             _ => None,
         };
         (wait, state.changes)
@@ -67,18 +67,18 @@ impl Arrivals {
     /// Waits until there is another change, at most `limit`.
     fn wait(&self, changes: u64, limit: Duration) {
         let state = lock(&self.state);
-        let is_same = |state: &mut State| state.changes == changes;
+        let is_same = |state: &mut ExpectedState| state.changes == changes;
         let waited = self.changed.wait_timeout_while(state, limit, is_same);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
-    fn explained(&self, refused: NoExport) -> NoExport {
+    fn explained(&self, refused: ExportError) -> ExportError {
         let state = lock(&self.state);
         match refused {
-            _ if state.has_ended => NoExport::Ending,
-            NoExport::NotServed(name) => match state.absent.get(&name) {
-                Some(Absent { why, .. }) => NoExport::Absent { why: why.clone(), name },
-                None => NoExport::NotServed(name),
+            _ if state.has_ended => ExportError::Ending,
+            ExportError::NotServed(name) => match state.absent.get(&name) {
+                Some(VolumeAbsence { why, .. }) => ExportError::Absent { why: why.clone(), name },
+                None => ExportError::NotServed(name),
             },
             other => other,
         }
@@ -87,7 +87,7 @@ impl Arrivals {
 
 impl ExportTable {
     /// Records why the volume called `name` is not served, until it is served or removed.
-    pub fn is_absent(&self, name: &str, absent: Absent) {
+    pub fn is_absent(&self, name: &str, absent: VolumeAbsence) {
         let is_news = lock(&self.arrivals.state).absent.get(name) != Some(&absent);
         if is_news {
             self.arrivals.change(|state| drop(state.absent.insert(name.to_owned(), absent)));
@@ -119,7 +119,7 @@ impl ExportTable {
         wanted: &str,
         waited: Duration,
         goes_on: impl Fn() -> bool,
-    ) -> Result<Arc<Export>, NoExport> {
+    ) -> Result<Arc<Export>, ExportError> {
         let begun = Instant::now();
         loop {
             let refused = match self.find(wanted) {
@@ -143,13 +143,13 @@ impl ExportTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frontend::Way;
+    use crate::frontend::Frontend;
     use std::thread;
 
     const LONG: Duration = Duration::from_secs(60);
 
-    fn absent(wait: Option<Duration>) -> Absent {
-        Absent { why: "its disk is missing".to_owned(), wait }
+    fn absent(wait: Option<Duration>) -> VolumeAbsence {
+        VolumeAbsence { why: "its disk is missing".to_owned(), wait }
     }
 
     #[test]
@@ -158,7 +158,7 @@ mod tests {
         table.insert(Export::sample("tank", false));
         table.is_absent("tank", absent(Some(LONG)));
         let asked = |name: &'static str| {
-            let table = table.by(Way::Nbd);
+            let table = table.by(Frontend::Nbd);
             thread::spawn(move || {
                 table.find_or_wait(name, Duration::ZERO, || true).map(|found| found.name.clone())
             })
@@ -166,7 +166,7 @@ mod tests {
         let (early, nameless) = (asked("tank"), asked(""));
         assert_eq!(
             table.find_or_wait("nobody", Duration::ZERO, || true).unwrap_err(),
-            NoExport::Unknown("nobody".to_owned())
+            ExportError::Unknown("nobody".to_owned())
         );
         table.insert(Export::sample("tank", true));
         assert_eq!(early.join().unwrap().unwrap(), "tank");
@@ -201,7 +201,7 @@ mod tests {
         table.expect_names(None);
         assert_eq!(
             table.find_or_wait("x", Duration::ZERO, || true).unwrap_err(),
-            NoExport::Unknown("x".to_owned())
+            ExportError::Unknown("x".to_owned())
         );
     }
 
@@ -215,6 +215,6 @@ mod tests {
             thread::spawn(move || table.find_or_wait("tank", Duration::ZERO, || true).unwrap_err())
         };
         table.end_waiting();
-        assert_eq!(waits.join().unwrap(), NoExport::Ending);
+        assert_eq!(waits.join().unwrap(), ExportError::Ending);
     }
 }

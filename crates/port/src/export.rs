@@ -5,12 +5,12 @@
 //! when it connected. A front end sees only the volumes that are exported through it:
 //! [`ExportTable::by`].
 
-use crate::expected_volumes::Arrivals;
-use crate::frontend::{Way, Ways};
+use crate::expected_volumes::ExpectedVolumes;
+use crate::frontend::{Frontend, FrontendSet};
 use crate::lock::lock;
 use crate::operation::SECTOR_BYTES;
 use crate::route::Route;
-use crate::writer_claim::Writing;
+use crate::writer_claim::WriterTable;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
@@ -41,7 +41,7 @@ pub struct Export {
     /// Several clients may write at once; they coordinate among themselves (a cluster file system).
     pub shared: bool,
     /// The front ends that show it.
-    pub ways: Ways,
+    pub frontends: FrontendSet,
     /// The route to it. `None`: configured, but not served now (for instance, its devices are
     /// missing). It counts when the empty name is resolved, and cannot be used.
     pub served: Option<Route>,
@@ -50,7 +50,7 @@ pub struct Export {
 /// Why a name leads to no volume.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
-pub enum NoExport {
+pub enum ExportError {
     /// No volume has that name, UUID or label.
     #[error("no volume is called {0:?}")]
     Unknown(String),
@@ -66,12 +66,12 @@ pub enum NoExport {
     #[error("the name of a volume is needed: {0} volumes are configured")]
     NameNeeded(usize),
     /// There is such a volume, but it is exported through another front end.
-    #[error("the volume {name:?} is exported only by {ways}")]
-    AnotherWay {
+    #[error("the volume {name:?} is exported only by {frontends}")]
+    OtherFrontend {
         /// Its name.
         name: String,
         /// Its front ends.
-        ways: Ways,
+        frontends: FrontendSet,
     },
     /// The volume is configured and not served now.
     #[error("the volume {0:?} is not served at present")]
@@ -93,11 +93,11 @@ pub enum NoExport {
 #[derive(Clone, Default)]
 pub struct ExportTable {
     by_name: Arc<Mutex<BTreeMap<String, Arc<Export>>>>,
-    writing: Writing,
+    writing: WriterTable,
     /// The volumes that are expected.
-    pub(crate) arrivals: Arc<Arrivals>,
+    pub(crate) arrivals: Arc<ExpectedVolumes>,
     /// Only what this front end shows; `None`: all.
-    way: Option<Way>,
+    frontend: Option<Frontend>,
 }
 
 impl Export {
@@ -117,20 +117,20 @@ impl ExportTable {
 
     /// Returns the same table, as a front end sees it.
     #[must_use]
-    pub fn by(&self, way: Way) -> Self {
-        Self { way: Some(way), ..self.clone() }
+    pub fn by(&self, frontend: Frontend) -> Self {
+        Self { frontend: Some(frontend), ..self.clone() }
     }
 
     /// The same, for a front end used by the kernel. Each volume has been claimed for that
     /// ([`Peer::Kernel`](crate::Peer::Kernel)) before it is exported there, so a writer through it
     /// locks out no other.
     #[must_use]
-    pub fn by_kernel(&self, way: Way) -> Self {
-        Self { writing: Writing::default(), ..self.by(way) }
+    pub fn by_kernel(&self, frontend: Frontend) -> Self {
+        Self { writing: WriterTable::default(), ..self.by(frontend) }
     }
 
     fn shows(&self, export: &Export) -> bool {
-        self.way.is_none_or(|way| export.ways.has(way))
+        self.frontend.is_none_or(|frontend| export.frontends.has(frontend))
     }
 
     /// Adds a volume, or replaces what is known about the one with its name (connected clients keep
@@ -166,7 +166,7 @@ impl ExportTable {
 
     /// Returns the table of writers, which covers all front ends.
     #[must_use]
-    pub const fn writing(&self) -> &Writing {
+    pub const fn writing(&self) -> &WriterTable {
         &self.writing
     }
 
@@ -182,14 +182,14 @@ impl ExportTable {
     /// name means the only volume configured.
     ///
     /// # Errors
-    /// [`NoExport`] says why there is none.
-    pub fn find(&self, wanted: &str) -> Result<Arc<Export>, NoExport> {
+    /// [`ExportError`] says why there is none.
+    pub fn find(&self, wanted: &str) -> Result<Arc<Export>, ExportError> {
         let by_name = lock(&self.by_name);
         let export = if wanted.is_empty() {
             let shown: Vec<_> = by_name.values().filter(|export| self.shows(export)).collect();
             match shown.as_slice() {
                 [only] => Arc::clone(only),
-                several => return Err(NoExport::NameNeeded(several.len())),
+                several => return Err(ExportError::NameNeeded(several.len())),
             }
         } else if let Some(export) = by_name.get(wanted) {
             Arc::clone(export)
@@ -199,9 +199,12 @@ impl ExportTable {
             by_label(&by_name, wanted)?
         };
         if !self.shows(&export) {
-            return Err(NoExport::AnotherWay { name: export.name.clone(), ways: export.ways });
+            return Err(ExportError::OtherFrontend {
+                name: export.name.clone(),
+                frontends: export.frontends,
+            });
         }
-        if export.served.is_some() { Ok(export) } else { Err(NoExport::NotServed(export.name.clone())) }
+        if export.served.is_some() { Ok(export) } else { Err(ExportError::NotServed(export.name.clone())) }
     }
 }
 
@@ -210,14 +213,14 @@ fn by_uuid(by_name: &BTreeMap<String, Arc<Export>>, wanted: &str) -> Option<Arc<
     by_name.values().find(|export| export.uuid == uuid).cloned()
 }
 
-fn by_label(by_name: &BTreeMap<String, Arc<Export>>, wanted: &str) -> Result<Arc<Export>, NoExport> {
+fn by_label(by_name: &BTreeMap<String, Arc<Export>>, wanted: &str) -> Result<Arc<Export>, ExportError> {
     let labelled: Vec<_> = by_name.values().filter(|export| export.label == wanted).collect();
     match labelled.as_slice() {
-        [] => Err(NoExport::Unknown(wanted.to_owned())),
+        [] => Err(ExportError::Unknown(wanted.to_owned())),
         [only] => Ok(Arc::clone(only)),
         several => {
             let names: Vec<&str> = several.iter().map(|export| export.name.as_str()).collect();
-            Err(NoExport::Ambiguous { label: wanted.to_owned(), names: names.join(", ") })
+            Err(ExportError::Ambiguous { label: wanted.to_owned(), names: names.join(", ") })
         }
     }
 }
@@ -225,21 +228,21 @@ fn by_label(by_name: &BTreeMap<String, Arc<Export>>, wanted: &str) -> Result<Arc
 /// Not a UUID in the usual form: 32 hexadecimal digits, grouped 8-4-4-4-12 by hyphens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error("not a UUID of the form xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx")]
-pub struct NotUuid;
+pub struct UuidError;
 
 impl FromStr for Uuid {
-    type Err = NotUuid;
+    type Err = UuidError;
 
-    fn from_str(text: &str) -> Result<Self, NotUuid> {
+    fn from_str(text: &str) -> Result<Self, UuidError> {
         let groups: Vec<&str> = text.split('-').collect();
         if groups.iter().map(|group| group.len()).ne([8, 4, 4, 4, 12]) {
-            return Err(NotUuid);
+            return Err(UuidError);
         }
         let digits = groups.concat();
         if !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-            return Err(NotUuid);
+            return Err(UuidError);
         }
-        u128::from_str_radix(&digits, 16).map(|number| Self(number.to_be_bytes())).map_err(|_| NotUuid)
+        u128::from_str_radix(&digits, 16).map(|number| Self(number.to_be_bytes())).map_err(|_| UuidError)
     }
 }
 
@@ -283,7 +286,7 @@ impl Export {
             block_sectors: 8,
             read_only: false,
             shared: false,
-            ways: Way::Nbd.into(),
+            frontends: Frontend::Nbd.into(),
             served: served.then(|| Route::new(crate::operation::VolumeId(0), &connector)),
         }
     }
@@ -302,7 +305,7 @@ mod tests {
         table
     }
 
-    fn name_of(found: Result<Arc<Export>, NoExport>) -> String {
+    fn name_of(found: Result<Arc<Export>, ExportError>) -> String {
         found.expect("there is such a volume").name.clone()
     }
 
@@ -313,7 +316,7 @@ mod tests {
         assert_eq!(name_of(table.find("one")), "one");
         assert_eq!(name_of(table.find(second)), "two");
         assert_eq!(name_of(table.find(&second.to_uppercase())), "two");
-        assert_eq!(table.find("three").unwrap_err(), NoExport::Unknown("three".to_owned()));
+        assert_eq!(table.find("three").unwrap_err(), ExportError::Unknown("three".to_owned()));
     }
 
     #[test]
@@ -321,18 +324,21 @@ mod tests {
         let table = table(&[("one", 1, "data", true), ("two", 2, "data", true), ("three", 3, "own", true)]);
         assert_eq!(name_of(table.find("own")), "three");
         let names = "one, two".to_owned();
-        assert_eq!(table.find("data").unwrap_err(), NoExport::Ambiguous { label: "data".to_owned(), names });
+        assert_eq!(
+            table.find("data").unwrap_err(),
+            ExportError::Ambiguous { label: "data".to_owned(), names }
+        );
     }
 
     #[test]
     fn the_empty_name_is_the_only_volume_configured() {
-        assert_eq!(table(&[]).find("").unwrap_err(), NoExport::NameNeeded(0));
+        assert_eq!(table(&[]).find("").unwrap_err(), ExportError::NameNeeded(0));
         assert_eq!(name_of(table(&[("one", 1, "", true)]).find("")), "one");
         // The second is not served now; it may be tomorrow, and the empty name must not change its
         // meaning.
         let two = table(&[("one", 1, "", true), ("two", 2, "", false)]);
-        assert_eq!(two.find("").unwrap_err(), NoExport::NameNeeded(2));
-        assert_eq!(two.find("two").unwrap_err(), NoExport::NotServed("two".to_owned()));
+        assert_eq!(two.find("").unwrap_err(), ExportError::NameNeeded(2));
+        assert_eq!(two.find("two").unwrap_err(), ExportError::NotServed("two".to_owned()));
         assert_eq!(two.served().len(), 1);
         assert!(two.by_name("one").is_some() && two.by_name("two").is_none());
         assert!(two.remove("two").is_some());
@@ -342,17 +348,22 @@ mod tests {
     #[test]
     fn a_front_end_shows_what_is_to_be_had_by_it() {
         let table = table(&[("one", 1, "data", true), ("two", 2, "", true)]);
-        let file = Export { ways: Way::Fuse.into(), ..(*table.find("two").expect("it is there")).clone() };
+        let file =
+            Export { frontends: Frontend::Fuse.into(), ..(*table.find("two").expect("it is there")).clone() };
         table.insert(file);
-        let (nbd, fuse) = (table.by(Way::Nbd), table.by(Way::Fuse));
+        let (nbd, fuse) = (table.by(Frontend::Nbd), table.by(Frontend::Fuse));
         assert_eq!(name_of(nbd.find("")), "one");
         assert_eq!(name_of(fuse.find("")), "two");
-        let refused = NoExport::AnotherWay { name: "one".to_owned(), ways: Way::Nbd.into() };
+        let refused = ExportError::OtherFrontend { name: "one".to_owned(), frontends: Frontend::Nbd.into() };
         assert_eq!(fuse.find("data").unwrap_err(), refused);
         assert!(fuse.by_name("one").is_none() && fuse.route("one").is_none() && fuse.route("two").is_some());
         assert_eq!((nbd.served().len(), fuse.served().len(), table.served().len()), (1, 1, 2));
         // All front ends share one table of writers.
-        let claim = nbd.writing().claim(Uuid([2; 16]), crate::Peer::Connection(1), crate::Moment::default());
+        let claim = nbd.writing().claim(
+            Uuid([2; 16]),
+            crate::Peer::Connection(1),
+            crate::WriterGeneration::default(),
+        );
         assert!(claim.is_some() && fuse.writing().look(Uuid([2; 16]), crate::Peer::File(1)).1);
     }
 
@@ -363,7 +374,7 @@ mod tests {
         for bad in
             ["", "f00dbeef", "f00dbeef-0123-4567-89ab-cdef0123456", "+00dbeef-0123-4567-89ab-cdef01234567"]
         {
-            assert_eq!(bad.parse::<Uuid>(), Err(NotUuid), "{bad}");
+            assert_eq!(bad.parse::<Uuid>(), Err(UuidError), "{bad}");
         }
     }
 }

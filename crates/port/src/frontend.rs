@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A front end.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Way {
+pub enum Frontend {
     /// An export of the NBD server.
     Nbd,
     /// A block device of the kernel.
@@ -19,9 +19,9 @@ pub enum Way {
 
 /// A set of front ends.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Ways(u8);
+pub struct FrontendSet(u8);
 
-impl Way {
+impl Frontend {
     /// All front ends.
     pub const ALL: [Self; 5] = [Self::Nbd, Self::Ublk, Self::VhostUser, Self::Fuse, Self::Dev];
 
@@ -42,46 +42,46 @@ impl Way {
     }
 }
 
-impl Ways {
+impl FrontendSet {
     /// Returns whether the set contains it.
     #[must_use]
-    pub const fn has(self, way: Way) -> bool {
-        self.0 & way.bit() != 0
+    pub const fn has(self, frontend: Frontend) -> bool {
+        self.0 & frontend.bit() != 0
     }
 
-    /// Returns the set with `way` in place of `of`, if it contains `of`.
+    /// Returns the set with `frontend` in place of `of`, if it contains `of`.
     #[must_use]
-    pub const fn with_instead(self, way: Way, of: Way) -> Self {
-        if self.has(of) { Self(self.0 & !of.bit() | way.bit()) } else { self }
+    pub const fn with_instead(self, frontend: Frontend, of: Frontend) -> Self {
+        if self.has(of) { Self(self.0 & !of.bit() | frontend.bit()) } else { self }
     }
 
-    /// Iterates in the order of [`Way::ALL`].
-    pub fn iter(self) -> impl Iterator<Item = Way> {
-        Way::ALL.into_iter().filter(move |way| self.has(*way))
-    }
-}
-
-impl From<Way> for Ways {
-    fn from(way: Way) -> Self {
-        Self(way.bit())
+    /// Iterates in the order of [`Frontend::ALL`].
+    pub fn iter(self) -> impl Iterator<Item = Frontend> {
+        Frontend::ALL.into_iter().filter(move |frontend| self.has(*frontend))
     }
 }
 
-impl FromIterator<Way> for Ways {
-    fn from_iter<I: IntoIterator<Item = Way>>(ways: I) -> Self {
-        Self(ways.into_iter().fold(0, |all, way| all | way.bit()))
+impl From<Frontend> for FrontendSet {
+    fn from(frontend: Frontend) -> Self {
+        Self(frontend.bit())
     }
 }
 
-impl fmt::Display for Way {
+impl FromIterator<Frontend> for FrontendSet {
+    fn from_iter<I: IntoIterator<Item = Frontend>>(frontends: I) -> Self {
+        Self(frontends.into_iter().fold(0, |all, frontend| all | frontend.bit()))
+    }
+}
+
+impl fmt::Display for Frontend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.word())
     }
 }
 
-impl fmt::Display for Ways {
+impl fmt::Display for FrontendSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let words: Vec<_> = self.iter().map(Way::word).collect();
+        let words: Vec<_> = self.iter().map(Frontend::word).collect();
         f.write_str(&words.join(", "))
     }
 }
@@ -92,14 +92,17 @@ mod tests {
 
     #[test]
     fn ways_are_what_was_put_in() {
-        assert_eq!(Ways::from_iter(Way::ALL).to_string(), "nbd, ublk, vhost-user, fuse, dev");
-        let some: Ways = [Way::Fuse, Way::Nbd, Way::Fuse].into_iter().collect();
-        assert!(some.has(Way::Nbd) && some.has(Way::Fuse) && !some.has(Way::VhostUser));
-        assert_eq!(some.iter().collect::<Vec<_>>(), [Way::Nbd, Way::Fuse]);
-        assert_eq!(Ways::from(Way::VhostUser).to_string(), "vhost-user");
-        assert_eq!(Ways::default().iter().count(), 0);
-        let chosen = [Way::Dev, Way::Nbd].into_iter().collect::<Ways>().with_instead(Way::Ublk, Way::Dev);
+        assert_eq!(FrontendSet::from_iter(Frontend::ALL).to_string(), "nbd, ublk, vhost-user, fuse, dev");
+        let some: FrontendSet = [Frontend::Fuse, Frontend::Nbd, Frontend::Fuse].into_iter().collect();
+        assert!(some.has(Frontend::Nbd) && some.has(Frontend::Fuse) && !some.has(Frontend::VhostUser));
+        assert_eq!(some.iter().collect::<Vec<_>>(), [Frontend::Nbd, Frontend::Fuse]);
+        assert_eq!(FrontendSet::from(Frontend::VhostUser).to_string(), "vhost-user");
+        assert_eq!(FrontendSet::default().iter().count(), 0);
+        let chosen = [Frontend::Dev, Frontend::Nbd]
+            .into_iter()
+            .collect::<FrontendSet>()
+            .with_instead(Frontend::Ublk, Frontend::Dev);
         assert_eq!(chosen.to_string(), "nbd, ublk");
-        assert_eq!(some.with_instead(Way::Ublk, Way::Dev), some, "it was none of these");
+        assert_eq!(some.with_instead(Frontend::Ublk, Frontend::Dev), some, "it was none of these");
     }
 }

@@ -1,7 +1,7 @@
 //! Requests of all clients on their way into one engine, in order of arrival.
 
 use crate::Bell;
-use crate::budget_waiters::Waiters;
+use crate::budget_waiters::WaitingClients;
 use crate::lock::{lock, wait};
 use crate::operation::ClientId;
 use crate::server::Request;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
 
 pub(crate) struct Inbox {
-    state: Mutex<State>,
+    state: Mutex<InboxState>,
     /// Maximum number of waiting requests.
     capacity: usize,
     /// Submitters sleep here while the inbox is full.
@@ -18,11 +18,11 @@ pub(crate) struct Inbox {
     bell: Bell,
 }
 
-struct State {
+struct InboxState {
     waiting: VecDeque<Request>,
     submitters_sleeping: u32,
     /// Clients that found no room and do not sleep.
-    waiters: Waiters,
+    waiters: WaitingClients,
     /// The server accepts no more requests.
     closed: bool,
 }
@@ -38,7 +38,7 @@ pub(crate) fn next_client() -> ClientId {
 
 /// Why a request was not put in; it is returned.
 #[derive(Debug)]
-pub(crate) enum Refused {
+pub(crate) enum SubmitError {
     /// No room now.
     Full(Request),
     /// Closed permanently. Dropping the request answers it.
@@ -48,10 +48,10 @@ pub(crate) enum Refused {
 impl Inbox {
     pub(crate) fn new(capacity: usize, bell: Bell) -> Self {
         assert!(capacity > 0, "an inbox without room could never be filled");
-        let state = State {
+        let state = InboxState {
             waiting: VecDeque::with_capacity(capacity),
             submitters_sleeping: 0,
-            waiters: Waiters::default(),
+            waiters: WaitingClients::default(),
             closed: false,
         };
         Self { state: Mutex::new(state), capacity, room: Condvar::new(), bell }
@@ -59,21 +59,21 @@ impl Inbox {
 
     /// Puts a request in. With `sleep`, waits for room; without, the client's bell rings when there
     /// is some.
-    pub(crate) fn put(&self, request: Request, sleep: bool) -> Result<(), Refused> {
+    pub(crate) fn put(&self, request: Request, sleep: bool) -> Result<(), SubmitError> {
         let mut state = lock(&self.state);
         while !state.closed && state.waiting.len() >= self.capacity {
             if !sleep {
                 if let Some(client) = request.reply_to.client() {
                     state.waiters.enter(client);
                 }
-                return Err(Refused::Full(request));
+                return Err(SubmitError::Full(request));
             }
             state.submitters_sleeping += 1;
             state = wait(&self.room, state);
             state.submitters_sleeping -= 1;
         }
         if state.closed {
-            return Err(Refused::Closed(request));
+            return Err(SubmitError::Closed(request));
         }
         let first = state.waiting.is_empty();
         state.waiting.push_back(request);

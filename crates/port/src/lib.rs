@@ -1,9 +1,9 @@
 //! The port: the only way into an engine from another thread.
 //!
 //! ```text
-//!   front end, any thread                                        engine, its own thread
-//!   Requests::submit ──► inbox (one per engine, bounded) ──bell──► Server::take
-//!   Replies::next ◄── outbox (one per client, bounded) ◄────────── ReplyTo::send
+//!   front end, any thread                                             engine, its own thread
+//!   RequestSender::submit ──► inbox (one per engine, bounded) ──bell──► Server::take
+//!   ReplyReceiver::next ◄── outbox (one per client, bounded) ◄───────── ReplyTo::send
 //! ```
 //!
 //! Both directions carry owned memory and are bounded. A client may have `window` submitted
@@ -61,18 +61,18 @@ pub mod server;
 pub mod socket;
 pub mod writer_claim;
 
-pub use bcached_env::{Buffer, Lender, Lent, Payload, Slot, Stock};
-pub use budget::{Budget, Permit, Pool};
-pub use client::{Connector, Full, Replies, Requests};
-pub use error::{Codes, ErrorKind};
-pub use expected_volumes::Absent;
-pub use export::{Export, ExportTable, NoExport, Uuid};
-pub use frontend::{Way, Ways};
-pub use log_limit::Quiet;
+pub use bcached_env::{Buffer, BufferPool, BufferSlot, Lender, LentBuffer, Payload};
+pub use budget::{Budget, BudgetPool, Permit};
+pub use client::{Connector, QueueFull, ReplyReceiver, RequestSender};
+pub use error::{ErrorCodes, ErrorKind};
+pub use expected_volumes::VolumeAbsence;
+pub use export::{Export, ExportError, ExportTable, Uuid};
+pub use frontend::{Frontend, FrontendSet};
+pub use log_limit::LogLimit;
 pub use operation::{ClientId, Operation, Reply, SECTOR_BYTES, StatusExtent, VolumeId};
 pub use route::Route;
 pub use server::{ReplyTo, Request, Server, open};
-pub use writer_claim::{Claim, HasLeft, Moment, Peer, Writing};
+pub use writer_claim::{Peer, PeerGoneCheck, WriteClaim, WriterGeneration, WriterTable};
 
 use std::sync::Arc;
 

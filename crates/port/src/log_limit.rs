@@ -7,12 +7,12 @@ const EVERY: Duration = Duration::from_secs(60);
 
 /// Counts events between two log entries.
 #[derive(Default)]
-pub struct Quiet {
+pub struct LogLimit {
     count: u64,
     told: Option<Instant>,
 }
 
-impl Quiet {
+impl LogLimit {
     /// Counts one event. Returns the number of events since the last log entry if it is time for
     /// the next one.
     pub fn count(&mut self) -> Option<u64> {

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex};
 
 /// The outbox as the engine's side sees it, whatever type the client attaches.
-pub(crate) trait Outlet: Send + Sync {
+pub(crate) trait ReplySink: Send + Sync {
     /// Delivers the answer to the request in `slot`.
     fn deliver(&self, slot: usize, reply: Reply);
 
@@ -21,7 +21,7 @@ pub(crate) trait Outlet: Send + Sync {
 }
 
 pub(crate) struct Outbox<T> {
-    state: Mutex<State<T>>,
+    state: Mutex<OutboxState<T>>,
     window: usize,
     /// The receiver of replies sleeps here.
     arrived: Condvar,
@@ -30,7 +30,7 @@ pub(crate) struct Outbox<T> {
     bell: Option<Bell>,
 }
 
-struct State<T> {
+struct OutboxState<T> {
     /// Submitted, not answered.
     waiting: Slab<T>,
     /// Answered, not taken.
@@ -45,7 +45,7 @@ struct State<T> {
 
 /// The result of a check for replies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Look {
+pub(crate) enum ReceiveStatus {
     /// Some were taken.
     Taken,
     /// None now; some will arrive or may be requested.
@@ -57,7 +57,7 @@ pub(crate) enum Look {
 impl<T> Outbox<T> {
     pub(crate) fn new(window: usize, bell: Option<Bell>) -> Self {
         assert!(window > 0, "a client without a window could never submit");
-        let state = State {
+        let state = OutboxState {
             waiting: Slab::with_capacity(window),
             ready: VecDeque::with_capacity(window),
             sender_gone: false,
@@ -94,20 +94,20 @@ impl<T> Outbox<T> {
     }
 
     /// Moves all replies to the end of `into`. With `sleep`, waits for one.
-    pub(crate) fn take(&self, into: &mut VecDeque<(T, Reply)>, sleep: bool) -> Look {
+    pub(crate) fn take(&self, into: &mut VecDeque<(T, Reply)>, sleep: bool) -> ReceiveStatus {
         let mut state = lock(&self.state);
         loop {
             if !state.ready.is_empty() {
                 // Appending and swapping both keep the capacity on each side.
                 into.append(&mut state.ready);
                 self.wake_senders(&state);
-                return Look::Taken;
+                return ReceiveStatus::Taken;
             }
             if state.sender_gone && state.waiting.is_empty() {
-                return Look::Ended;
+                return ReceiveStatus::Ended;
             }
             if !sleep {
-                return Look::Nothing;
+                return ReceiveStatus::Nothing;
             }
             state.receiver_sleeps = true;
             state = wait(&self.arrived, state);
@@ -137,7 +137,7 @@ impl<T> Outbox<T> {
         drop(dropped);
     }
 
-    fn wake_senders(&self, state: &State<T>) {
+    fn wake_senders(&self, state: &OutboxState<T>) {
         if state.senders_sleeping > 0 {
             self.room.notify_all();
         }
@@ -150,13 +150,13 @@ impl<T> Outbox<T> {
     }
 }
 
-impl<T> State<T> {
+impl<T> OutboxState<T> {
     fn outstanding(&self) -> usize {
         self.waiting.len() + self.ready.len()
     }
 }
 
-impl<T: Send> Outlet for Outbox<T> {
+impl<T: Send> ReplySink for Outbox<T> {
     fn deliver(&self, slot: usize, reply: Reply) {
         let mut state = lock(&self.state);
         let context = state.waiting.remove(slot);

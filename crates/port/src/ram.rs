@@ -9,7 +9,7 @@ use crate::Bell;
 use crate::client::Connector;
 use crate::error::ErrorKind;
 use crate::export::{Export, Uuid};
-use crate::frontend::Way;
+use crate::frontend::Frontend;
 use crate::lock::{lock, wait};
 use crate::operation::{Operation, Reply, SECTOR_BYTES, StatusExtent, VolumeId};
 use crate::route::Route;
@@ -26,7 +26,7 @@ pub enum Verdict {
     Serve,
     /// Answer with an error; nothing is done.
     Fail(ErrorKind),
-    /// Keep it until [`Ram::release`].
+    /// Keep it until [`RamServer::release`].
     Hold,
 }
 
@@ -34,16 +34,16 @@ pub enum Verdict {
 pub type Hook = Box<dyn FnMut(VolumeId, &Operation) -> Verdict + Send>;
 
 /// Volumes in memory, served until dropped.
-pub struct Ram {
+pub struct RamServer {
     connector: Connector,
-    shared: Arc<Shared>,
+    shared: Arc<RamShared>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct RamShared {
     signals: Mutex<Signals>,
     changed: Condvar,
-    volumes: Mutex<BTreeMap<VolumeId, Volume>>,
+    volumes: Mutex<BTreeMap<VolumeId, RamVolume>>,
 }
 
 #[derive(Default)]
@@ -53,25 +53,25 @@ struct Signals {
     stop: bool,
 }
 
-struct Volume {
+struct RamVolume {
     bytes: Vec<u8>,
     /// Per sector: was written since it was created or discarded.
     allocated: Vec<bool>,
 }
 
-impl Ram {
+impl RamServer {
     /// Serves zeroed volumes of the given sizes in sectors; all requests are carried out.
     #[must_use]
     pub fn start(volumes: &[(VolumeId, u64)]) -> Self {
         Self::start_with(volumes, 256, Box::new(|_, _| Verdict::Serve))
     }
 
-    /// Like [`Ram::start`], with room for `queue_max` requests in the inbox and a `hook` that
+    /// Like [`RamServer::start`], with room for `queue_max` requests in the inbox and a `hook` that
     /// decides on each request.
     #[must_use]
     pub fn start_with(volumes: &[(VolumeId, u64)], queue_max: usize, hook: Hook) -> Self {
-        let volumes = volumes.iter().map(|(id, sectors)| (*id, Volume::zeroed(*sectors))).collect();
-        let shared = Arc::new(Shared {
+        let volumes = volumes.iter().map(|(id, sectors)| (*id, RamVolume::zeroed(*sectors))).collect();
+        let shared = Arc::new(RamShared {
             signals: Mutex::new(Signals::default()),
             changed: Condvar::new(),
             volumes: Mutex::new(volumes),
@@ -102,7 +102,7 @@ impl Ram {
             block_sectors: 1,
             read_only: false,
             shared: false,
-            ways: Way::ALL.into_iter().collect(),
+            frontends: Frontend::ALL.into_iter().collect(),
             served: Some(Route::new(volume, &self.connector)),
         }
     }
@@ -122,7 +122,7 @@ impl Ram {
     }
 }
 
-impl Drop for Ram {
+impl Drop for RamServer {
     fn drop(&mut self) {
         self.shared.signal(|signals| signals.stop = true);
         if let Some(thread) = self.thread.take() {
@@ -132,7 +132,7 @@ impl Drop for Ram {
     }
 }
 
-impl Shared {
+impl RamShared {
     fn signal(&self, set: impl FnOnce(&mut Signals)) {
         set(&mut lock(&self.signals));
         self.changed.notify_one();
@@ -184,7 +184,7 @@ fn buffer_of(operation: Operation) -> Option<Buffer> {
     }
 }
 
-impl Volume {
+impl RamVolume {
     fn zeroed(sectors: u64) -> Self {
         let sectors = usize::try_from(sectors).expect("the volume fits in memory");
         Self { bytes: vec![0; sectors * SECTOR], allocated: vec![false; sectors] }

@@ -13,52 +13,58 @@
 //! the holder itself; it is not called if the route was released before.
 
 use crate::Bell;
-use crate::budget_waiters::Waiters;
-use crate::client::{Connector, Replies, Requests};
+use crate::budget_waiters::WaitingClients;
+use crate::client::{Connector, ReplyReceiver, RequestSender};
 use crate::inbox::Inbox;
 use crate::lock::{lock, wait};
 use crate::operation::VolumeId;
-use crate::outbox::Outlet;
+use crate::outbox::ReplySink;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex};
 
 /// The route to a volume. Clones are the same route.
 #[derive(Clone)]
-pub struct Route(Arc<Shared>);
+pub struct Route(Arc<RouteShared>);
 
-struct Shared {
-    state: Mutex<State>,
+struct RouteShared {
+    state: Mutex<RouteState>,
     /// Submitters sleep here while the route is held.
     open: Condvar,
 }
 
-struct State {
+struct RouteState {
     volume: VolumeId,
     inbox: Arc<Inbox>,
     held: bool,
     /// Clients that found it held and do not sleep.
-    waiters: Waiters,
+    waiters: WaitingClients,
     /// Requests that have entered and are not answered.
     under_way: usize,
     idle: Option<Box<dyn FnOnce() + Send>>,
 }
 
 /// A request's registration as in flight. Dropped when it has been answered.
-pub(crate) struct Pass(Arc<Shared>);
+pub(crate) struct InFlightGuard(Arc<RouteShared>);
 
 impl Route {
     /// Creates a route to that volume of the engine.
     #[must_use]
     pub fn new(volume: VolumeId, engine: &Connector) -> Self {
         let inbox = engine.inbox();
-        let state =
-            State { volume, inbox, held: false, waiters: Waiters::default(), under_way: 0, idle: None };
-        Self(Arc::new(Shared { state: Mutex::new(state), open: Condvar::new() }))
+        let state = RouteState {
+            volume,
+            inbox,
+            held: false,
+            waiters: WaitingClients::default(),
+            under_way: 0,
+            idle: None,
+        };
+        Self(Arc::new(RouteShared { state: Mutex::new(state), open: Condvar::new() }))
     }
 
-    /// Creates a client, like [`Connector::connect`]; it submits with [`Requests::submit_by`].
+    /// Creates a client, like [`Connector::connect`]; it submits with [`RequestSender::submit_by`].
     #[must_use]
-    pub fn connect<T: Send + 'static>(&self, window: usize) -> (Requests<T>, Replies<T>) {
+    pub fn connect<T: Send + 'static>(&self, window: usize) -> (RequestSender<T>, ReplyReceiver<T>) {
         let inbox = Arc::clone(&lock(&self.0.state).inbox);
         Connector::new(inbox).connect(window)
     }
@@ -70,7 +76,7 @@ impl Route {
         &self,
         window: usize,
         bell: Bell,
-    ) -> (Requests<T>, Replies<T>) {
+    ) -> (RequestSender<T>, ReplyReceiver<T>) {
         let inbox = Arc::clone(&lock(&self.0.state).inbox);
         Connector::new(inbox).connect_with_bell(window, bell)
     }
@@ -132,7 +138,7 @@ impl Route {
         self.open(lock(&self.0.state));
     }
 
-    fn open(&self, mut state: std::sync::MutexGuard<'_, State>) {
+    fn open(&self, mut state: std::sync::MutexGuard<'_, RouteState>) {
         state.held = false;
         let idle = state.idle.take();
         let waiters = std::mem::take(&mut state.waiters);
@@ -143,7 +149,7 @@ impl Route {
     }
 
     /// Registers a request and returns where it goes. Waits while the route is held.
-    pub(crate) fn enter(&self) -> (VolumeId, Arc<Inbox>, Pass) {
+    pub(crate) fn enter(&self) -> (VolumeId, Arc<Inbox>, InFlightGuard) {
         let mut state = lock(&self.0.state);
         // What is asked meanwhile waits here: invariant D21.
         while state.held {
@@ -154,7 +160,10 @@ impl Route {
 
     /// The same without waiting: while the route is held, `client` is remembered and rung when it
     /// opens.
-    pub(crate) fn try_enter(&self, client: &Arc<dyn Outlet>) -> Option<(VolumeId, Arc<Inbox>, Pass)> {
+    pub(crate) fn try_enter(
+        &self,
+        client: &Arc<dyn ReplySink>,
+    ) -> Option<(VolumeId, Arc<Inbox>, InFlightGuard)> {
         let mut state = lock(&self.0.state);
         if state.held {
             state.waiters.enter(client);
@@ -163,13 +172,13 @@ impl Route {
         Some(self.admit(&mut state))
     }
 
-    fn admit(&self, state: &mut State) -> (VolumeId, Arc<Inbox>, Pass) {
+    fn admit(&self, state: &mut RouteState) -> (VolumeId, Arc<Inbox>, InFlightGuard) {
         state.under_way += 1;
-        (state.volume, Arc::clone(&state.inbox), Pass(Arc::clone(&self.0)))
+        (state.volume, Arc::clone(&state.inbox), InFlightGuard(Arc::clone(&self.0)))
     }
 }
 
-impl Drop for Pass {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         let mut state = lock(&self.0.state);
         state.under_way -= 1;

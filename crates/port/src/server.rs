@@ -5,8 +5,8 @@ use crate::client::Connector;
 use crate::error::ErrorKind;
 use crate::inbox::Inbox;
 use crate::operation::{ClientId, Operation, Reply, VolumeId};
-use crate::outbox::Outlet;
-use crate::route::Pass;
+use crate::outbox::ReplySink;
+use crate::route::InFlightGuard;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
@@ -42,10 +42,10 @@ pub struct Request {
 /// it answers with [`ErrorKind::Gone`].
 #[must_use = "dropped, it tells the client that the volume is gone"]
 pub struct ReplyTo {
-    outlet: Option<Arc<dyn Outlet>>,
+    outlet: Option<Arc<dyn ReplySink>>,
     slot: usize,
     /// Returned after the answer.
-    pass: Option<Pass>,
+    pass: Option<InFlightGuard>,
 }
 
 /// The engine's end of a port. When it is dropped, the requests it still holds and all later ones
@@ -84,18 +84,18 @@ impl Drop for Server {
 }
 
 impl ReplyTo {
-    pub(crate) fn new(outlet: Arc<dyn Outlet>, slot: usize) -> Self {
+    pub(crate) fn new(outlet: Arc<dyn ReplySink>, slot: usize) -> Self {
         Self { outlet: Some(outlet), slot, pass: None }
     }
 
     /// Attaches the pass of a request that arrived by a route.
-    pub(crate) fn with(mut self, pass: Pass) -> Self {
+    pub(crate) fn with(mut self, pass: InFlightGuard) -> Self {
         self.pass = Some(pass);
         self
     }
 
     /// Returns the client that sent the request, to ring its bell.
-    pub(crate) const fn client(&self) -> Option<&Arc<dyn Outlet>> {
+    pub(crate) const fn client(&self) -> Option<&Arc<dyn ReplySink>> {
         self.outlet.as_ref()
     }
 

@@ -32,9 +32,9 @@
 //!
 //! **Right after a writer.** A program that has written exits, and the next one connects before the
 //! end of the former connection has been seen, or while its last requests are in flight. The next
-//! one waits for such a writer ([`Writing::await_leavers`]) if the writer's front end can tell that
-//! it has left; NBD and vhost-user can. Otherwise consecutive commands of a script would sometimes
-//! find the volume read-only.
+//! one waits for such a writer ([`WriterTable::await_leavers`]) if the writer's front end can tell
+//! that it has left; NBD and vhost-user can. Otherwise consecutive commands of a script would
+//! sometimes find the volume read-only.
 
 use crate::export::Uuid;
 use crate::lock::lock;
@@ -72,17 +72,17 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Returns whether the client of a connection has left although the connection has not ended. Must
 /// not block.
-pub type HasLeft = Arc<dyn Fn() -> bool + Send + Sync>;
+pub type PeerGoneCheck = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// All volumes' writers. Clones share one table.
 #[derive(Clone, Default)]
-pub struct Writing {
-    table: Arc<Table>,
+pub struct WriterTable {
+    table: Arc<VolumeWriters>,
 }
 
 #[derive(Default)]
-struct Table {
-    volumes: Mutex<BTreeMap<Uuid, Volume>>,
+struct VolumeWriters {
+    volumes: Mutex<BTreeMap<Uuid, WriterHistory>>,
     /// A connection of a writer has ended.
     ended: Condvar,
 }
@@ -90,7 +90,7 @@ struct Table {
 /// A volume that has been written to. The table holds at most one of these for each volume there
 /// ever was.
 #[derive(Default)]
-struct Volume {
+struct WriterHistory {
     /// How often writing has begun, each time after no client or another client was writing.
     changes: u64,
     /// The value of `changes` when `last` took over.
@@ -99,29 +99,29 @@ struct Volume {
     last: Option<Peer>,
     /// Connections of `last` that have written and are not done, by number, with the check for
     /// whether the client has left.
-    connections: BTreeMap<u64, Option<HasLeft>>,
+    connections: BTreeMap<u64, Option<PeerGoneCheck>>,
     /// The number of the next one.
     next: u64,
 }
 
 /// A moment in the history of a volume's writers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Moment(u64);
+pub struct WriterGeneration(u64);
 
 /// The right to write, held by one connection until it is dropped.
-pub struct Claim {
-    writing: Writing,
+pub struct WriteClaim {
+    writing: WriterTable,
     volume: Uuid,
     number: u64,
 }
 
-impl Writing {
+impl WriterTable {
     /// Returns the present moment, and whether another client than `peer` is writing.
     #[must_use]
-    pub fn look(&self, volume: Uuid, peer: Peer) -> (Moment, bool) {
-        self.lock()
-            .get(&volume)
-            .map_or((Moment::default(), false), |volume| (Moment(volume.changes), volume.is_taken(peer)))
+    pub fn look(&self, volume: Uuid, peer: Peer) -> (WriterGeneration, bool) {
+        self.lock().get(&volume).map_or((WriterGeneration::default(), false), |volume| {
+            (WriterGeneration(volume.changes), volume.is_taken(peer))
+        })
     }
 
     /// Waits for a writer that has left with all of its connections while its requests are still in
@@ -147,16 +147,16 @@ impl Writing {
         self.lock().get(&id).is_some_and(|volume| volume.is_taken(peer) && volume.is_leaving())
     }
 
-    /// Returns whether [`Writing::claim`] would succeed.
+    /// Returns whether [`WriterTable::claim`] would succeed.
     #[must_use]
-    pub fn may_begin(&self, id: Uuid, peer: Peer, since: Moment) -> bool {
+    pub fn may_begin(&self, id: Uuid, peer: Peer, since: WriterGeneration) -> bool {
         self.lock().get(&id).is_none_or(|volume| volume.may_begin(peer, since))
     }
 
     /// Begins to write, for a connection of `peer` that was established at `since`. Returns `None`
     /// if another client is writing, or has written since.
     #[must_use]
-    pub fn claim(&self, id: Uuid, peer: Peer, since: Moment) -> Option<Claim> {
+    pub fn claim(&self, id: Uuid, peer: Peer, since: WriterGeneration) -> Option<WriteClaim> {
         let mut volumes = self.lock();
         let volume = volumes.entry(id).or_default();
         if !volume.may_begin(peer, since) {
@@ -174,24 +174,24 @@ impl Writing {
         volume.next += 1;
         volume.connections.insert(number, None);
         drop(volumes);
-        Some(Claim { writing: self.clone(), volume: id, number })
+        Some(WriteClaim { writing: self.clone(), volume: id, number })
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, Volume>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, WriterHistory>> {
         lock(&self.table.volumes)
     }
 }
 
-impl Claim {
+impl WriteClaim {
     /// Lets clients that connect while `has_left` returns true wait for this claim to be dropped.
-    pub fn ends_after(&self, has_left: HasLeft) {
+    pub fn ends_after(&self, has_left: PeerGoneCheck) {
         let mut volumes = self.writing.lock();
         let volume = volumes.get_mut(&self.volume).expect("a claim's volume stays in the table");
         volume.connections.insert(self.number, Some(has_left));
     }
 }
 
-impl Volume {
+impl WriterHistory {
     /// Returns true if another client than `peer` is writing.
     fn is_taken(&self, peer: Peer) -> bool {
         !self.connections.is_empty() && self.last != Some(peer)
@@ -201,7 +201,7 @@ impl Volume {
         self.connections.values().all(|has_left| has_left.as_ref().is_some_and(|has_left| has_left()))
     }
 
-    fn may_begin(&self, peer: Peer, since: Moment) -> bool {
+    fn may_begin(&self, peer: Peer, since: WriterGeneration) -> bool {
         if self.last == Some(peer) {
             // No client, or only this one, has begun since.
             self.taken_at <= since.0 + 1
@@ -211,7 +211,7 @@ impl Volume {
     }
 }
 
-impl Drop for Claim {
+impl Drop for WriteClaim {
     fn drop(&mut self) {
         let mut volumes = self.writing.lock();
         let volume = volumes.get_mut(&self.volume).expect("a claim's volume stays in the table");
@@ -233,15 +233,15 @@ impl fmt::Display for Peer {
     }
 }
 
-impl fmt::Debug for Writing {
+impl fmt::Debug for WriterTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Writing").field("volumes", &self.lock().len()).finish_non_exhaustive()
+        f.debug_struct("WriterTable").field("volumes", &self.lock().len()).finish_non_exhaustive()
     }
 }
 
-impl fmt::Debug for Claim {
+impl fmt::Debug for WriteClaim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Claim").field("volume", &self.volume).finish_non_exhaustive()
+        f.debug_struct("WriteClaim").field("volume", &self.volume).finish_non_exhaustive()
     }
 }
 
@@ -257,7 +257,7 @@ mod tests {
     /// view is out of date.
     #[test]
     fn who_has_an_old_view_does_not_write_though_the_writer_is_who_it_was() {
-        let writing = Writing::default();
+        let writing = WriterTable::default();
         let (first, _) = writing.look(TANK, ONE);
         drop(writing.claim(TANK, ONE, first).expect("nobody writes"));
         let (seen, _) = writing.look(TANK, OTHER);
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn connections_of_one_client_write_together_and_shut_others_out() {
-        let writing = Writing::default();
+        let writing = WriterTable::default();
         let (now, taken) = writing.look(TANK, ONE);
         assert!(!taken);
         let first = writing.claim(TANK, ONE, now).expect("nobody writes");
@@ -294,11 +294,11 @@ mod tests {
     /// An NBD connection and an open file of FUSE may have the same number.
     #[test]
     fn clients_of_two_front_ends_shut_each_other_out() {
-        let writing = Writing::default();
+        let writing = WriterTable::default();
         let (connection, file) = (Peer::Connection(3), Peer::File(3));
-        let claim = writing.claim(TANK, connection, Moment::default()).expect("nobody writes");
+        let claim = writing.claim(TANK, connection, WriterGeneration::default()).expect("nobody writes");
         assert!(writing.look(TANK, file).1 && !writing.look(TANK, connection).1);
-        assert!(writing.claim(TANK, file, Moment::default()).is_none());
+        assert!(writing.claim(TANK, file, WriterGeneration::default()).is_none());
         drop(claim);
         let (now, _) = writing.look(TANK, file);
         assert!(writing.claim(TANK, file, now).is_some());
@@ -308,8 +308,9 @@ mod tests {
     /// seen, and was told that the volume is read-only.
     #[test]
     fn who_comes_after_a_writer_that_has_left_waits_until_it_is_done() {
-        let writing = Writing::default();
-        let claims = [0, 1].map(|_| writing.claim(TANK, ONE, Moment::default()).expect("nobody else writes"));
+        let writing = WriterTable::default();
+        let claims = [0, 1]
+            .map(|_| writing.claim(TANK, ONE, WriterGeneration::default()).expect("nobody else writes"));
         let until = |goes_on: &dyn Fn() -> bool| {
             writing.await_leavers(TANK, OTHER, goes_on);
             writing.look(TANK, OTHER).1
@@ -327,16 +328,18 @@ mod tests {
 
     #[test]
     fn a_reused_process_number_is_another_client() {
-        let writing = Writing::default();
-        let _claim = writing.claim(TANK, ONE, Moment::default()).expect("nobody writes");
-        assert!(writing.claim(TANK, Peer::Process { pid: 10, started: 6 }, Moment::default()).is_none());
+        let writing = WriterTable::default();
+        let _claim = writing.claim(TANK, ONE, WriterGeneration::default()).expect("nobody writes");
+        assert!(
+            writing.claim(TANK, Peer::Process { pid: 10, started: 6 }, WriterGeneration::default()).is_none()
+        );
     }
 
     /// The other client mounted the volume; this one wrote to it and left. Now the other one's
     /// cached blocks are out of date, and it must not write them back.
     #[test]
     fn who_looked_before_another_wrote_may_not_write_after() {
-        let writing = Writing::default();
+        let writing = WriterTable::default();
         let (before, _) = writing.look(TANK, OTHER);
         drop(writing.claim(TANK, ONE, before).expect("nobody writes"));
         assert!(writing.claim(TANK, OTHER, before).is_none(), "the view is old");
@@ -349,7 +352,7 @@ mod tests {
 
     #[test]
     fn a_client_that_wrote_before_and_after_another_cannot_use_its_oldest_view() {
-        let writing = Writing::default();
+        let writing = WriterTable::default();
         let moment = |peer| writing.look(TANK, peer).0;
         let oldest = moment(ONE);
         drop(writing.claim(TANK, ONE, oldest));

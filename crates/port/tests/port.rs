@@ -1,6 +1,6 @@
 //! The port's promises, against servers driven by hand and by threads.
 
-use bcached_port::ram::{Ram, Verdict};
+use bcached_port::ram::{RamServer, Verdict};
 use bcached_port::{Buffer, ErrorKind, Operation, Payload, Reply, VolumeId, open};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -152,7 +152,7 @@ fn a_closed_server_finishes_what_is_in_and_refuses_the_rest() {
 
 #[test]
 fn a_client_that_goes_away_has_its_requests_carried_out() {
-    let ram = Ram::start_with(&[(VOLUME, 64)], 8, Box::new(|_, _| Verdict::Hold));
+    let ram = RamServer::start_with(&[(VOLUME, 64)], 8, Box::new(|_, _| Verdict::Hold));
     let (requests, replies) = ram.connector().connect::<Arc<()>>(8);
     let witness = Arc::new(());
     for n in 0..4u8 {
@@ -176,7 +176,7 @@ fn a_client_that_goes_away_has_its_requests_carried_out() {
 
 #[test]
 fn a_receiver_with_a_bell_misses_no_reply() {
-    let ram = Ram::start(&[(VOLUME, 64)]);
+    let ram = RamServer::start(&[(VOLUME, 64)]);
     let (ring, rung) = mpsc::channel();
     let bell: bcached_port::Bell = Arc::new(move || {
         // The test may have ended, with no receiver left.
@@ -216,7 +216,7 @@ fn stress_loses_no_request_no_reply_and_no_wake_up() {
     const CLIENTS: u64 = 8;
     const EACH: u64 = 5_000;
     within_limit(|| {
-        let ram = Ram::start_with(&[(VOLUME, CLIENTS * 8)], 3, Box::new(|_, _| Verdict::Serve));
+        let ram = RamServer::start_with(&[(VOLUME, CLIENTS * 8)], 3, Box::new(|_, _| Verdict::Serve));
         let clients: Vec<_> = (0..CLIENTS)
             .map(|client| {
                 let connector = ram.connector();
@@ -273,7 +273,7 @@ fn an_engine_that_panics_leaves_errors_not_silence() {
             assert!(dying.swap(true, Ordering::SeqCst), "the engine's bug, on purpose");
             Verdict::Serve
         });
-        let ram = Ram::start_with(&[(VOLUME, 8)], 8, hook);
+        let ram = RamServer::start_with(&[(VOLUME, 8)], 8, hook);
         let (requests, mut replies) = ram.connector().connect::<u32>(4);
         for n in 0..3 {
             requests.submit(n, VOLUME, Operation::Flush);
@@ -290,7 +290,7 @@ fn memory_serves_every_operation() {
 }
 
 fn every_operation() {
-    let ram = Ram::start(&[(VOLUME, 64)]);
+    let ram = RamServer::start(&[(VOLUME, 64)]);
     let (requests, mut replies) = ram.connector().connect::<()>(1);
     let mut ask = |operation| {
         requests.submit((), VOLUME, operation);

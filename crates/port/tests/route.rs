@@ -1,6 +1,6 @@
 //! Volumes that move from one engine to another while clients use them.
 
-use bcached_port::ram::{Ram, Verdict};
+use bcached_port::ram::{RamServer, Verdict};
 use bcached_port::{Buffer, Operation, Payload, Route, VolumeId, open};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -74,7 +74,7 @@ fn stress_no_request_meets_an_engine_that_does_not_have_its_volume() {
             assert!(has.load(Ordering::SeqCst), "it does not have the volume");
             Verdict::Serve
         };
-        Ram::start_with(&[(volume, 64)], 3, Box::new(hook))
+        RamServer::start_with(&[(volume, 64)], 3, Box::new(hook))
     };
     let (one, other) = (engine(HERE, &here), engine(THERE, &there));
     let route = Route::new(HERE, &one.connector());

@@ -11,8 +11,8 @@ mod novelty;
 use crate::digest::mix;
 use crate::disk::{Device, OpKind, Survivors};
 use crate::driver::{Crash, OpView};
-use crate::failure::{Cut, Failure, Fault};
-use crate::figures::Figures;
+use crate::failure::{CrashPoint, Failure, FailureKind};
+use crate::figures::RunCounts;
 use crate::note::NoteState;
 use crate::oracle::Oracle;
 use crate::rig::{Rig, Snapshot};
@@ -24,14 +24,14 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-pub use novelty::{Novelty, Situation};
+pub use novelty::{PointClass, PointClassCounts};
 
 /// How thorough a sweep is.
 #[derive(Clone, Copy, Debug)]
-pub struct Depth {
+pub struct SweepDepth {
     /// Judge one in this many points (1: all, 0: only novel points).
     pub every: u64,
-    /// Also judge points unlike those before: see [`Novelty::picks`]; 0: none.
+    /// Also judge points unlike those before: see [`PointClassCounts::picks`]; 0: none.
     pub novel: u64,
     /// In the workload itself, judge only points inside one of these phases, bits as of
     /// [`Phases::inside`]; 0: all points.
@@ -61,7 +61,7 @@ pub struct Depth {
     pub work: Option<u64>,
 }
 
-impl Depth {
+impl SweepDepth {
     /// Every point with nothing, everything and eight subsets; one recovery in 32 is crashed at
     /// each of its points. The aftermath is as long as in [`Self::QUICK`], because a replay does
     /// not know which of the two depths has found its crash.
@@ -105,7 +105,7 @@ impl Depth {
     }
 
     /// Returns the crashes tried at `point` of a workload.
-    fn cuts(&self, seed: u64, point: u64) -> Vec<Cut> {
+    fn cuts(&self, seed: u64, point: u64) -> Vec<CrashPoint> {
         let subset = |index| Survivors::Seeded(mix(&[seed, point, index]) >> 32);
         let power =
             [Survivors::Nothing, Survivors::Everything].into_iter().chain((0..self.subsets).map(subset));
@@ -115,7 +115,7 @@ impl Depth {
     }
 
     /// Returns the crashes tried at a point of a recovery.
-    fn cuts_in_recovery(&self, seed: u64, point: u64) -> Vec<Cut> {
+    fn cuts_in_recovery(&self, seed: u64, point: u64) -> Vec<CrashPoint> {
         let subset = |index| Survivors::Seeded(mix(&[seed, point, 77 + index]) >> 32);
         let everything = (self.recovery_subsets > 1).then_some(Survivors::Everything);
         let power =
@@ -125,7 +125,7 @@ impl Depth {
     }
 
     /// Returns as many of `cuts` as are tried; `number` selects them.
-    fn some_of(&self, mut cuts: Vec<Cut>, number: u64) -> Vec<Cut> {
+    fn some_of(&self, mut cuts: Vec<CrashPoint>, number: u64) -> Vec<CrashPoint> {
         let count = cuts.len();
         cuts.rotate_left(usize::try_from(number % count as u64).expect("less than there are"));
         cuts.truncate(self.tries.unwrap_or(count));
@@ -147,29 +147,29 @@ fn cuts(
     point: u64,
     power: impl Iterator<Item = Survivors>,
     death: impl IntoIterator<Item = Survivors>,
-) -> Vec<Cut> {
-    let cut = |crash| move |survivors| Cut { point, crash, survivors };
+) -> Vec<CrashPoint> {
+    let cut = |crash| move |survivors| CrashPoint { point, crash, survivors };
     power.map(cut(Crash::PowerCut)).chain(death.into_iter().map(cut(Crash::ProcessDeath))).collect()
 }
 
 /// The state that a sweep or replay shares with its observers.
-struct Judge {
+struct SweepState {
     system: Rc<dyn System>,
     workload: Workload,
-    depth: Depth,
+    depth: SweepDepth,
     /// If not empty, judge only these crashes, instead of those of `depth`.
-    only: Vec<Cut>,
+    only: Vec<CrashPoint>,
     /// The last point of the workload that was reached.
     reached: Cell<u64>,
-    novelty: Rc<RefCell<Novelty>>,
-    figures: Cell<Figures>,
+    novelty: Rc<RefCell<PointClassCounts>>,
+    figures: Cell<RunCounts>,
     failure: RefCell<Option<Failure>>,
 }
 
-impl Judge {
+impl SweepState {
     /// Tries `cuts` (the last of them is new) on `snapshot`. Returns true if the world may end
     /// because a fault was found.
-    fn try_cut(self: &Rc<Self>, snapshot: &Snapshot, cuts: &[Cut]) -> bool {
+    fn try_cut(self: &Rc<Self>, snapshot: &Snapshot, cuts: &[CrashPoint]) -> bool {
         let cut = cuts.last().expect("there is a cut to try");
         let mut after = snapshot.clone();
         after.crash(cut.crash, cut.survivors);
@@ -190,7 +190,7 @@ impl Judge {
     /// Checks the structure as the crash has left it (with grown sets in one of four runs). Then
     /// opens the system, verifies, runs some steps and stops. In one of four runs the power is then
     /// cut, and nothing may be missing.
-    fn aftermath(&self, rig: &mut Rig, seed: u64) -> Result<(), Fault> {
+    fn aftermath(&self, rig: &mut Rig, seed: u64) -> Result<(), FailureKind> {
         if self.workload.grown.is_none() || seed % 4 == 1 {
             rig.inspect()?;
         }
@@ -221,7 +221,7 @@ impl Judge {
     }
 
     /// Returns whether the recovery after `cuts` is crashed in turn.
-    fn looks_inside(&self, cuts: &[Cut]) -> bool {
+    fn looks_inside(&self, cuts: &[CrashPoint]) -> bool {
         if !self.only.is_empty() {
             return cuts.len() < self.only.len();
         }
@@ -230,7 +230,7 @@ impl Judge {
     }
 
     /// Returns a number that identifies these crashes.
-    fn number_of(&self, cuts: &[Cut]) -> u64 {
+    fn number_of(&self, cuts: &[CrashPoint]) -> u64 {
         cuts.iter().fold(self.workload.seed, |number, cut| {
             let salt = u64::from(cut.crash == Crash::PowerCut);
             mix(&[number, cut.point, salt, subset_number(cut.survivors)])
@@ -238,7 +238,7 @@ impl Judge {
     }
 
     /// Judges each point of what `rig` will run after the crashes `before`.
-    fn observe(self: &Rc<Self>, rig: &Rig, before: Vec<Cut>) {
+    fn observe(self: &Rc<Self>, rig: &Rig, before: Vec<CrashPoint>) {
         let judge = Rc::clone(self);
         let (note, oracle) = (Rc::clone(&rig.note), Rc::clone(&rig.oracle));
         let phases = Arc::clone(&rig.phases);
@@ -250,7 +250,7 @@ impl Judge {
             judge.count_cuts(&phases, cuts.len() as u64);
             let snapshot = snapshot(devices, &note, &oracle);
             let failed = cuts.into_iter().any(|cut| {
-                let chain: Vec<Cut> = before.iter().copied().chain([cut]).collect();
+                let chain: Vec<CrashPoint> = before.iter().copied().chain([cut]).collect();
                 judge.try_cut(&snapshot, &chain)
             });
             // A replay has seen all that it needs.
@@ -265,7 +265,7 @@ impl Judge {
         self.depth.work.map_or(0, |work| 100 * spent / (work + 2 * self.reached.get()))
     }
 
-    fn cuts_at(&self, point: u64, before: &[Cut], phases: &Phases, view: &OpView) -> Vec<Cut> {
+    fn cuts_at(&self, point: u64, before: &[CrashPoint], phases: &Phases, view: &OpView) -> Vec<CrashPoint> {
         if let Some(only) = self.only.get(before.len()) {
             return if only.point == point { vec![*only] } else { Vec::new() };
         }
@@ -296,7 +296,7 @@ impl Judge {
             return false;
         }
         let is_novel = || {
-            let situation = Situation::of(view, level, inside, self.workload.geometry.cache_sectors());
+            let situation = PointClass::of(view, level, inside, self.workload.geometry.cache_sectors());
             self.novelty.borrow_mut().picks(depth.novel, mix(&[number, point]), situation)
         };
         spent < 50 && depth.is_one_in(number, point, level) || is_novel()
@@ -312,15 +312,15 @@ fn is_unheard_drop(view: &OpView) -> bool {
 }
 
 /// Returns the seed of the world after `cuts`.
-fn seed_after(workload: &Workload, cuts: &[Cut]) -> u64 {
+fn seed_after(workload: &Workload, cuts: &[CrashPoint]) -> u64 {
     let points: Vec<u64> = cuts.iter().map(|cut| cut.point).collect();
     mix(&[workload.seed, mix(&points), 5])
 }
 
 /// Returns the steps that a replay of `cuts` runs after the last of them.
 #[must_use]
-pub fn aftermath(workload: &Workload, cuts: &[Cut]) -> Vec<Step> {
-    Shape::aftermath(workload, mix(&[seed_after(workload, cuts), 6]), Depth::QUICK.aftermath)
+pub fn aftermath(workload: &Workload, cuts: &[CrashPoint]) -> Vec<Step> {
+    Shape::aftermath(workload, mix(&[seed_after(workload, cuts), 6]), SweepDepth::QUICK.aftermath)
 }
 
 const fn subset_number(survivors: Survivors) -> u64 {
@@ -339,7 +339,11 @@ fn snapshot(devices: &[Device], note: &RefCell<NoteState>, oracle: &RefCell<Orac
 ///
 /// # Errors
 /// Returns the first fault, of the run itself or after a crash.
-pub fn sweep(system: &Rc<dyn System>, workload: &Workload, depth: Depth) -> Result<Figures, Box<Failure>> {
+pub fn sweep(
+    system: &Rc<dyn System>,
+    workload: &Workload,
+    depth: SweepDepth,
+) -> Result<RunCounts, Box<Failure>> {
     sweep_after(system, workload, depth, &Rc::default())
 }
 
@@ -350,9 +354,9 @@ pub fn sweep(system: &Rc<dyn System>, workload: &Workload, depth: Depth) -> Resu
 pub fn sweep_after(
     system: &Rc<dyn System>,
     workload: &Workload,
-    depth: Depth,
-    novelty: &Rc<RefCell<Novelty>>,
-) -> Result<Figures, Box<Failure>> {
+    depth: SweepDepth,
+    novelty: &Rc<RefCell<PointClassCounts>>,
+) -> Result<RunCounts, Box<Failure>> {
     run(rig_of(system, workload)?, workload, depth, Vec::new(), Rc::clone(novelty))
 }
 
@@ -360,7 +364,7 @@ pub fn sweep_after(
 ///
 /// # Errors
 /// As [`sweep`].
-pub fn sweep_on(rig: Rig, workload: &Workload, depth: Depth) -> Result<Figures, Box<Failure>> {
+pub fn sweep_on(rig: Rig, workload: &Workload, depth: SweepDepth) -> Result<RunCounts, Box<Failure>> {
     run(rig, workload, depth, Vec::new(), Rc::default())
 }
 
@@ -371,9 +375,9 @@ pub fn sweep_on(rig: Rig, workload: &Workload, depth: Depth) -> Result<Figures, 
 pub fn replay(
     system: &Rc<dyn System>,
     workload: &Workload,
-    cuts: &[Cut],
-    depth: Depth,
-) -> Result<Figures, Box<Failure>> {
+    cuts: &[CrashPoint],
+    depth: SweepDepth,
+) -> Result<RunCounts, Box<Failure>> {
     run(rig_of(system, workload)?, workload, depth, cuts.to_vec(), Rc::default())
 }
 
@@ -385,11 +389,11 @@ fn rig_of(system: &Rc<dyn System>, workload: &Workload) -> Result<Rig, Box<Failu
 fn run(
     mut rig: Rig,
     workload: &Workload,
-    depth: Depth,
-    only: Vec<Cut>,
-    novelty: Rc<RefCell<Novelty>>,
-) -> Result<Figures, Box<Failure>> {
-    let judge = Rc::new(Judge {
+    depth: SweepDepth,
+    only: Vec<CrashPoint>,
+    novelty: Rc<RefCell<PointClassCounts>>,
+) -> Result<RunCounts, Box<Failure>> {
+    let judge = Rc::new(SweepState {
         system: Rc::clone(&rig.system),
         workload: workload.clone(),
         depth,

@@ -74,9 +74,9 @@ pub mod store;
 mod version;
 
 pub use cut::Survivors;
-pub use fault::{Fault, Faults, Landed, OpKind, Rule};
-pub use store::{Background, Store};
-pub use version::Content;
+pub use fault::{DiskFault, FaultRule, FaultRules, OpKind, WrittenPart};
+pub use store::{InitialContent, SectorStore};
+pub use version::WriteContent;
 
 use crate::digest::mix;
 use crate::stamp::SECTOR;
@@ -84,40 +84,40 @@ use bcached_env::{DiskInfo, IoErrorKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use store::PAGE_SECTORS;
-use version::Version;
+use version::PageVersion;
 
 /// How a device responds to a request to zero a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Zeroing {
+pub enum ZeroSupport {
     /// It zeroes, and deallocates the space if the request allows it.
-    Unmaps,
+    WithUnmap,
     /// It zeroes only if the request does not allow it to deallocate the space.
-    Keeps,
+    WithoutUnmap,
     /// It reports that it does not support zeroing.
-    Unknown,
+    Unsupported,
     /// It reports support, and refuses every request.
     Refused,
 }
 
-impl Zeroing {
+impl ZeroSupport {
     /// All variants.
-    pub const ALL: [Self; 4] = [Self::Unmaps, Self::Keeps, Self::Unknown, Self::Refused];
+    pub const ALL: [Self; 4] = [Self::WithUnmap, Self::WithoutUnmap, Self::Unsupported, Self::Refused];
 
     /// Returns whether the device carries out a zeroing; `unmap` says whether the request allows
     /// deallocation.
     #[must_use]
     pub const fn does(self, unmap: bool) -> bool {
         match self {
-            Self::Unmaps => true,
-            Self::Keeps => !unmap,
-            Self::Unknown | Self::Refused => false,
+            Self::WithUnmap => true,
+            Self::WithoutUnmap => !unmap,
+            Self::Unsupported | Self::Refused => false,
         }
     }
 }
 
 /// The properties of a device. Sizes are in sectors of 512 bytes.
 #[derive(Clone, Debug)]
-pub struct Model {
+pub struct DeviceModel {
     /// Capacity in sectors.
     pub sectors: u64,
     /// Smallest unit of I/O that the device accepts: 1 or 8.
@@ -131,15 +131,15 @@ pub struct Model {
     /// Whether discards are carried out.
     pub discard: bool,
     /// Which zeroings are carried out.
-    pub zeroing: Zeroing,
+    pub zeroing: ZeroSupport,
     /// Nominal latency of a read or write, in nanoseconds; each one is drawn from a quarter of it
     /// to four times it.
     pub latency_ns: u64,
     /// Content before the first write.
-    pub background: Background,
+    pub background: InitialContent,
 }
 
-impl Model {
+impl DeviceModel {
     /// Returns a fast device with a volatile cache that carries out discards.
     #[must_use]
     pub const fn fast(sectors: u64, block_sectors: u32) -> Self {
@@ -150,24 +150,24 @@ impl Model {
             volatile_cache: true,
             fua_flushes: false,
             discard: true,
-            zeroing: Zeroing::Unmaps,
+            zeroing: ZeroSupport::WithUnmap,
             latency_ns: 20_000,
-            background: Background::Zero { data_start: 0 },
+            background: InitialContent::Zero { data_start: 0 },
         }
     }
 
     /// Returns a slow device with a volatile cache and without discard support.
     #[must_use]
-    pub const fn slow(sectors: u64, block_sectors: u32, background: Background) -> Self {
+    pub const fn slow(sectors: u64, block_sectors: u32, background: InitialContent) -> Self {
         Self { discard: false, latency_ns: 500_000, background, ..Self::fast(sectors, block_sectors) }
     }
 }
 
 /// A write, discard or zeroing between submission and completion.
 #[derive(Clone, Debug)]
-struct InFlight {
+struct InFlightWrite {
     range: Range<u64>,
-    content: Content,
+    content: WriteContent,
     fua: bool,
     /// The write has not landed yet from this sector on.
     landed_to: u64,
@@ -176,12 +176,12 @@ struct InFlight {
 /// What a flush will make durable: writes numbered below `limit` that had completed when it was
 /// submitted.
 #[derive(Clone, Debug)]
-pub struct Flush {
+pub struct FlushScope {
     limit: u64,
     open: BTreeSet<u64>,
 }
 
-impl Flush {
+impl FlushScope {
     fn covers(&self, number: u64) -> bool {
         number < self.limit && !self.open.contains(&number)
     }
@@ -192,9 +192,9 @@ impl Flush {
 #[derive(Clone)]
 pub struct Device {
     /// Its properties.
-    pub model: Model,
+    pub model: DeviceModel,
     /// The faults it will have.
-    pub faults: Faults,
+    pub faults: FaultRules,
     /// Whether it answers *unreachable* to everything.
     pub gone: bool,
     /// Whether its content was damaged on purpose and no process has shut down cleanly since.
@@ -202,12 +202,12 @@ pub struct Device {
     /// No operation completes before this virtual time (nanoseconds): a stall.
     pub stalled_until: u64,
     /// Content that a power cut cannot take.
-    medium: Store,
+    medium: SectorStore,
     /// Content that a read returns: the medium and everything that landed on top of it.
-    view: Store,
+    view: SectorStore,
     /// Versions that have landed and are not durable, by page, in order of landing.
-    volatile: BTreeMap<u64, Vec<Version>>,
-    in_flight: BTreeMap<u64, InFlight>,
+    volatile: BTreeMap<u64, Vec<PageVersion>>,
+    in_flight: BTreeMap<u64, InFlightWrite>,
     unreadable: BTreeSet<u64>,
     /// Number of the next write, discard or zeroing.
     next: u64,
@@ -216,14 +216,14 @@ pub struct Device {
 impl Device {
     /// Creates a device that holds its background.
     #[must_use]
-    pub fn new(model: Model) -> Self {
+    pub fn new(model: DeviceModel) -> Self {
         assert!(model.torn_sectors >= u64::from(model.logical_block_sectors), "blocks are whole");
-        let store = Store::new(model.background);
+        let store = SectorStore::new(model.background);
         Self {
             medium: store.clone(),
             view: store,
             model,
-            faults: Faults::default(),
+            faults: FaultRules::default(),
             gone: false,
             is_spoiled: false,
             stalled_until: 0,
@@ -243,8 +243,8 @@ impl Device {
             volatile_cache: self.model.volatile_cache,
             fua: !self.model.fua_flushes,
             discard: self.model.discard,
-            write_zeroes: self.model.zeroing != Zeroing::Unknown,
-            unmap: matches!(self.model.zeroing, Zeroing::Unmaps | Zeroing::Refused),
+            write_zeroes: self.model.zeroing != ZeroSupport::Unsupported,
+            unmap: matches!(self.model.zeroing, ZeroSupport::WithUnmap | ZeroSupport::Refused),
             optimal_io_sectors: 0,
             partial_stripes_expensive: false,
         }
@@ -254,7 +254,7 @@ impl Device {
     #[must_use]
     pub const fn data_start(&self) -> u64 {
         match self.model.background {
-            Background::Zero { data_start } | Background::Stamped { data_start, .. } => data_start,
+            InitialContent::Zero { data_start } | InitialContent::Stamped { data_start, .. } => data_start,
         }
     }
 
@@ -267,11 +267,11 @@ impl Device {
     }
 
     /// Accepts a write, discard or zeroing and returns its number. Nothing has landed yet.
-    pub fn take(&mut self, range: Range<u64>, content: Content, fua: bool) -> u64 {
+    pub fn take(&mut self, range: Range<u64>, content: WriteContent, fua: bool) -> u64 {
         let number = self.next;
         self.next += 1;
         let landed_to = range.start;
-        self.in_flight.insert(number, InFlight { range, content, fua, landed_to });
+        self.in_flight.insert(number, InFlightWrite { range, content, fua, landed_to });
         number
     }
 
@@ -284,18 +284,18 @@ impl Device {
         self.land_range(number, range, &content, first);
     }
 
-    fn land_range(&mut self, number: u64, range: Range<u64>, content: &Content, first: u64) {
+    fn land_range(&mut self, number: u64, range: Range<u64>, content: &WriteContent, first: u64) {
         let mut at = range.start;
         while at < range.end {
             let page = at / PAGE_SECTORS;
             let next = range.end.min((page + 1) * PAGE_SECTORS);
-            let version = Version::new(number, at..next, content.slice(at - first..next - first));
+            let version = PageVersion::new(number, at..next, content.slice(at - first..next - first));
             version.apply(&mut self.view, page);
             self.volatile.entry(page).or_default().push(version);
             at = next;
         }
         // A discard that the device ignores writes nothing.
-        if !matches!(content, Content::Keep) {
+        if !matches!(content, WriteContent::Keep) {
             for sector in range {
                 self.unreadable.remove(&sector);
             }
@@ -317,13 +317,13 @@ impl Device {
     /// Fails write `number` after the part given by `landed` has landed. If this also failed the
     /// write's own flush, returns the sectors that lost content; returns `None` if the write had no
     /// such flush.
-    pub fn fail(&mut self, number: u64, landed: Landed) -> Option<BTreeSet<u64>> {
+    pub fn fail(&mut self, number: u64, landed: WrittenPart) -> Option<BTreeSet<u64>> {
         let write = self.in_flight.get(&number).expect("a write ends once").clone();
         let unit = self.model.torn_sectors;
         match landed {
-            Landed::Nothing => {}
-            Landed::Everything => self.land(number, u64::MAX),
-            Landed::Part => {
+            WrittenPart::Nothing => {}
+            WrittenPart::Everything => self.land(number, u64::MAX),
+            WrittenPart::Part => {
                 let half = (write.range.start + write.range.end) / 2 / unit * unit;
                 self.land(number, half.max(write.range.start));
             }
@@ -344,18 +344,18 @@ impl Device {
 
     /// Starts a flush.
     #[must_use]
-    pub fn take_flush(&self) -> Flush {
-        Flush { limit: self.next, open: self.in_flight.keys().copied().collect() }
+    pub fn take_flush(&self) -> FlushScope {
+        FlushScope { limit: self.next, open: self.in_flight.keys().copied().collect() }
     }
 
     /// Completes a flush: all that it covers is durable.
-    pub fn complete_flush(&mut self, flush: &Flush) {
+    pub fn complete_flush(&mut self, flush: &FlushScope) {
         self.harden(0..=u64::MAX, |number| flush.covers(number));
     }
 
     /// Fails a flush: all that it covers is lost, and some writes that it did not have to cover.
     /// Returns the sectors that lost content.
-    pub fn fail_flush(&mut self, flush: &Flush) -> BTreeSet<u64> {
+    pub fn fail_flush(&mut self, flush: &FlushScope) -> BTreeSet<u64> {
         let beside = self.dropped_beside(flush);
         let mut dropped = BTreeSet::new();
         let is_lost = |number| flush.covers(number) || beside.contains(&number);
@@ -375,7 +375,7 @@ impl Device {
     /// Chooses which writes that were in flight when a flush was submitted lose what has landed of
     /// them as the flush fails. A write that will be durable by itself at its completion loses
     /// nothing: nothing would report that it is not durable.
-    fn dropped_beside(&self, flush: &Flush) -> BTreeSet<u64> {
+    fn dropped_beside(&self, flush: &FlushScope) -> BTreeSet<u64> {
         if !self.model.volatile_cache {
             return BTreeSet::new();
         }
@@ -421,14 +421,14 @@ impl Device {
     pub fn place(&mut self, sector: u64, bytes: &[u8]) {
         assert!(self.in_flight.is_empty(), "a tool works on a device that is not in use");
         let sectors = (bytes.len() / crate::stamp::SECTOR) as u64;
-        let content = Content::Data(bytes.to_vec().into_boxed_slice().into());
+        let content = WriteContent::Data(bytes.to_vec().into_boxed_slice().into());
         let number = self.take(sector..sector + sectors, content, true);
         self.complete(number);
     }
 
     /// Puts content on the medium from outside. The range must not be in use; requests elsewhere
     /// may be in flight.
-    pub fn overwrite(&mut self, range: Range<u64>, content: Content) {
+    pub fn overwrite(&mut self, range: Range<u64>, content: WriteContent) {
         let number = self.take(range, content, true);
         self.complete(number);
     }
@@ -442,7 +442,7 @@ impl Device {
             if self.in_flight.values().any(|write| write.range.end > sectors) {
                 return false;
             }
-            self.overwrite(sectors..former, Content::Zero);
+            self.overwrite(sectors..former, WriteContent::Zero);
         }
         self.model.sectors = sectors;
         true
@@ -450,7 +450,7 @@ impl Device {
 
     /// Returns the content that reads would return, for checks from outside.
     #[must_use]
-    pub const fn view(&self) -> &Store {
+    pub const fn view(&self) -> &SectorStore {
         &self.view
     }
 
@@ -468,7 +468,7 @@ impl Device {
 
     /// Returns what would be left if the power were cut and nothing volatile survived.
     #[must_use]
-    pub const fn medium(&self) -> &Store {
+    pub const fn medium(&self) -> &SectorStore {
         &self.medium
     }
 
@@ -486,7 +486,7 @@ impl Device {
         let touched: Vec<u64> = self.volatile.range(pages).map(|(page, _)| *page).collect();
         for page in touched {
             let versions = self.volatile.remove(&page).expect("listed above");
-            let mut rest: Vec<Version> = Vec::new();
+            let mut rest: Vec<PageVersion> = Vec::new();
             for version in versions {
                 if chosen(version.number) {
                     version.apply(&mut self.medium, page);

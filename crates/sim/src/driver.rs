@@ -16,8 +16,8 @@ mod submit;
 pub mod trace;
 mod ways;
 
-use crate::disk::{Device, Faults, Flush, Landed, OpKind, Survivors};
-use crate::figures::Hosting;
+use crate::disk::{Device, FaultRules, FlushScope, OpKind, Survivors, WrittenPart};
+use crate::figures::HostCounts;
 use bcached_env::rng::Rng;
 use bcached_env::{Buffer, Completion, DiskId, DiskInfo, Driver, Event, IoErrorKind, Op, Time, Token};
 pub use crash::Crash;
@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 use trace::Trace;
-use ways::{Way, place_of_memory};
+use ways::{DeviceMapping, place_of_memory};
 
 /// CPU time of one turn of the executor, so that the clock advances even if a loop only yields.
 const TURN_NS: u64 = 200;
@@ -44,9 +44,9 @@ pub const CHARGE_NS_MAX: u64 = 200_000;
 
 /// Why the world halted.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Halt {
+pub enum HaltReason {
     /// As requested, at this point.
-    Asked(u64),
+    Requested(u64),
     /// Nothing is in flight, no timer is set, and a task still waits.
     Stuck,
     /// Virtual time ran past the deadline.
@@ -55,7 +55,7 @@ pub enum Halt {
     Spinning,
 }
 
-/// An operation as an [`Observer`] or [`Trap`] sees it.
+/// An operation as an [`Observer`] or [`StopCondition`] sees it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OpView {
     /// The device.
@@ -91,31 +91,31 @@ impl OpView {
 pub type Observer = Box<dyn FnMut(u64, &[Device], &OpView) -> bool>;
 
 /// Ends the world at the first operation for which it returns true.
-pub type Trap = Box<dyn FnMut(&OpView) -> bool>;
+pub type StopCondition = Box<dyn FnMut(&OpView) -> bool>;
 
 /// Called with each device whose flush has failed, and with the sectors that lost content.
-pub type OnDrop = Box<dyn FnMut(usize, &BTreeSet<u64>)>;
+pub type DropObserver = Box<dyn FnMut(usize, &BTreeSet<u64>)>;
 
 /// An event that is due at a moment of virtual time.
-enum Due {
+enum DueEvent {
     /// A write becomes visible up to this sector.
     Land { disk: usize, number: u64, end: u64 },
     /// A read samples the content; it completes later.
     Sample { disk: usize, token: Token, sector: u64, buffer: Buffer, end: u64 },
     /// An operation completes.
-    Done { disk: usize, token: Token, ending: Ending, view: OpView },
+    Done { disk: usize, token: Token, ending: OpResult, view: OpView },
     /// A completion that involves no device any more, or none of the world's devices.
-    Told(Completion),
+    Complete(Completion),
 }
 
-enum Ending {
+enum OpResult {
     Read(Result<(), IoErrorKind>, Buffer),
     Write {
         number: u64,
-        failed: Option<Landed>,
+        failed: Option<WrittenPart>,
     },
     Flush {
-        flush: Flush,
+        flush: FlushScope,
         failed: bool,
     },
     /// Nothing was done.
@@ -134,9 +134,9 @@ pub struct World {
     /// and are aligned to it takes this much longer.
     pub node_reads: Option<(u64, u64)>,
     /// Counts of what hosts have done in this world.
-    pub hosting: Hosting,
+    pub hosting: HostCounts,
     /// Ways by [`DiskId`].
-    ways: Vec<Way>,
+    ways: Vec<DeviceMapping>,
     /// Memory that the process uses as devices.
     memories: Vec<Option<Device>>,
     now: u64,
@@ -146,14 +146,14 @@ pub struct World {
     /// Periods of past and present device stalls.
     stalls: Vec<Range<u64>>,
     rng: Rng,
-    due: BTreeMap<(u64, u64), Due>,
+    due: BTreeMap<(u64, u64), DueEvent>,
     next_due: u64,
     points: u64,
     crash_at: Option<u64>,
     observer: Option<Observer>,
-    trap: Option<Trap>,
-    on_drop: Option<OnDrop>,
-    halt: Option<Halt>,
+    trap: Option<StopCondition>,
+    on_drop: Option<DropObserver>,
+    halt: Option<HaltReason>,
     closed: bool,
     idle_turns: u64,
     looks: Cell<u64>,
@@ -174,10 +174,10 @@ impl World {
     pub fn new(devices: Vec<Device>, seed: u64) -> Self {
         let (reads, written) = (vec![0; devices.len()], vec![0; devices.len()]);
         Self {
-            ways: Way::to_each(&devices),
+            ways: DeviceMapping::to_each(&devices),
             devices,
             memories: Vec::new(),
-            hosting: Hosting::default(),
+            hosting: HostCounts::default(),
             trace: Trace::default(),
             one_flush: false,
             node_reads: None,
@@ -223,19 +223,19 @@ impl World {
 
     /// Ends the world at the first operation that `trap` picks. It is called at submission and at
     /// completion, also for reads.
-    pub fn set_trap(&mut self, trap: Trap) {
+    pub fn set_trap(&mut self, trap: StopCondition) {
         self.trap = Some(trap);
     }
 
     /// Calls `tell` for each flush that fails.
-    pub fn on_drop(&mut self, tell: OnDrop) {
+    pub fn on_drop(&mut self, tell: DropObserver) {
         self.on_drop = Some(tell);
     }
 
     /// Removes all faults from all devices.
     pub fn heal(&mut self) {
         for device in &mut self.devices {
-            device.faults = Faults::default();
+            device.faults = FaultRules::default();
             device.make_readable();
         }
     }
@@ -261,7 +261,7 @@ impl World {
 
     /// Ends the world now; no operation that is submitted from here on reaches a device.
     pub fn halt_now(&mut self) {
-        self.halt.get_or_insert(Halt::Asked(self.points));
+        self.halt.get_or_insert(HaltReason::Requested(self.points));
     }
 
     /// Records progress that the clients wait for: they wait up to `patience` more nanoseconds for
@@ -314,7 +314,7 @@ impl World {
 
     /// Returns why the world halted, if it did.
     #[must_use]
-    pub const fn halted(&self) -> Option<&Halt> {
+    pub const fn halted(&self) -> Option<&HaltReason> {
         self.halt.as_ref()
     }
 
@@ -347,7 +347,7 @@ impl World {
     pub fn reboot(&mut self, crash: Crash, survivors: Survivors) {
         self.due.clear();
         self.flushing.clear();
-        self.ways = Way::to_each(&self.devices);
+        self.ways = DeviceMapping::to_each(&self.devices);
         self.memories.clear();
         if crash == Crash::PowerCut {
             // A power cut ends all stalls.
@@ -367,7 +367,7 @@ impl World {
         self.deadline = u64::MAX;
     }
 
-    fn schedule(&mut self, time: u64, due: Due) {
+    fn schedule(&mut self, time: u64, due: DueEvent) {
         self.due.insert((time, self.next_due), due);
         self.next_due += 1;
     }
@@ -400,10 +400,10 @@ impl World {
     }
 
     /// Carries out an event that is due.
-    fn happen(&mut self, due: Due, events: &mut Vec<Event>) {
+    fn happen(&mut self, due: DueEvent, events: &mut Vec<Event>) {
         match due {
-            Due::Land { disk, number, end } => self.devices[disk].land(number, end),
-            Due::Sample { disk, token, sector, mut buffer, end } => {
+            DueEvent::Land { disk, number, end } => self.devices[disk].land(number, end),
+            DueEvent::Sample { disk, token, sector, mut buffer, end } => {
                 let result = if buffer.lent().is_some() {
                     let mut own = Buffer::zeroed(buffer.len());
                     let result = self.devices[disk].read(sector, own.as_mut_slice());
@@ -415,13 +415,13 @@ impl World {
                 let sectors = sector..sector + (buffer.len() / crate::stamp::SECTOR) as u64;
                 let id = DiskId(u32::try_from(disk).expect("few devices"));
                 let view = OpView::of(id, OpKind::Read, sectors, false).ended();
-                let ending = Ending::Read(result, buffer);
-                self.schedule(end, Due::Done { disk, token, ending, view });
+                let ending = OpResult::Read(result, buffer);
+                self.schedule(end, DueEvent::Done { disk, token, ending, view });
             }
-            Due::Done { disk, token, ending, view } => {
+            DueEvent::Done { disk, token, ending, view } => {
                 if view.kind == OpKind::Flush {
                     self.flushing.remove(&disk);
-                    if matches!(ending, Ending::Refused(..)) {
+                    if matches!(ending, OpResult::Refused(..)) {
                         // The data that the flush should have covered is unchanged, but nothing can
                         // know that.
                         self.tell_drop(disk, &BTreeSet::new());
@@ -433,11 +433,11 @@ impl World {
                 events.push(Event::Done(completion));
                 self.pass(&view);
             }
-            Due::Told(completion) => events.push(Event::Done(completion)),
+            DueEvent::Complete(completion) => events.push(Event::Done(completion)),
         }
     }
 
-    fn fail_write(&mut self, disk: usize, number: u64, landed: Landed) {
+    fn fail_write(&mut self, disk: usize, number: u64, landed: WrittenPart) {
         if let Some(dropped) = self.devices[disk].fail(number, landed) {
             self.tell_drop(disk, &dropped);
         }
@@ -450,25 +450,25 @@ impl World {
         }
     }
 
-    fn end(&mut self, disk: usize, token: Token, ending: Ending) -> Completion {
+    fn end(&mut self, disk: usize, token: Token, ending: OpResult) -> Completion {
         let device = &mut self.devices[disk];
         let (result, buffer) = match ending {
-            Ending::Read(result, buffer) => (result, Some(buffer)),
-            Ending::Refused(kind, buffer) => (Err(kind), buffer),
-            Ending::Write { number, failed: Some(landed) } => {
+            OpResult::Read(result, buffer) => (result, Some(buffer)),
+            OpResult::Refused(kind, buffer) => (Err(kind), buffer),
+            OpResult::Write { number, failed: Some(landed) } => {
                 self.fail_write(disk, number, landed);
                 (Err(IoErrorKind::Io), None)
             }
-            Ending::Write { number, failed: None } => {
+            OpResult::Write { number, failed: None } => {
                 device.complete(number);
                 (Ok(()), None)
             }
-            Ending::Flush { flush, failed: true } => {
+            OpResult::Flush { flush, failed: true } => {
                 let dropped = device.fail_flush(&flush);
                 self.tell_drop(disk, &dropped);
                 (Err(IoErrorKind::Io), None)
             }
-            Ending::Flush { flush, failed: false } => {
+            OpResult::Flush { flush, failed: false } => {
                 device.complete_flush(&flush);
                 (Ok(()), None)
             }
@@ -491,7 +491,7 @@ impl World {
         self.looks.set(0);
         self.idle_turns += 1;
         if self.idle_turns > IDLE_TURNS_MAX {
-            self.halt = Some(Halt::Spinning);
+            self.halt = Some(HaltReason::Spinning);
         }
         while self.halt.is_none() {
             let next = self.due.first_key_value().map(|((time, _), _)| *time);
@@ -506,7 +506,7 @@ impl World {
                         self.idle_turns = 0;
                     }
                     Some(_) => {}
-                    None => self.halt = Some(Halt::Stuck),
+                    None => self.halt = Some(HaltReason::Stuck),
                 }
                 break;
             };
@@ -518,7 +518,7 @@ impl World {
             }
         }
         if self.now > self.deadline {
-            self.halt.get_or_insert(Halt::Late);
+            self.halt.get_or_insert(HaltReason::Late);
         }
     }
 }

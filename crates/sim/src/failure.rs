@@ -1,9 +1,9 @@
 //! Faults, and the one command that reproduces a failure.
 
 use crate::disk::Survivors;
-use crate::driver::{Crash, Halt};
+use crate::driver::{Crash, HaltReason};
 use crate::oracle::Violation;
-use crate::stamp::{StampError, Value};
+use crate::stamp::{SectorValue, StampError};
 use crate::system::Refusal;
 use crate::workload::Workload;
 use std::fmt;
@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 /// What a system did that a correct one would not do.
 #[derive(Clone, Debug, thiserror::Error)]
-pub enum Fault {
+pub enum FailureKind {
     /// A read returned what it may not.
     #[error("{0}")]
     Read(#[from] Violation),
@@ -51,14 +51,14 @@ pub enum Fault {
     Stop(Refusal),
     /// A request or a task waits forever.
     #[error("{}; waiting: {}", match .halt {
-        Halt::Stuck => "nothing is in flight",
-        Halt::Late => "no answer arrived within the time allowed",
-        Halt::Spinning => "tasks wake each other forever without progress",
-        Halt::Asked(_) => "the simulated world ended unexpectedly",
+        HaltReason::Stuck => "nothing is in flight",
+        HaltReason::Late => "no answer arrived within the time allowed",
+        HaltReason::Spinning => "tasks wake each other forever without progress",
+        HaltReason::Requested(_) => "the simulated world ended unexpectedly",
     }, .waiting.join(", "))]
     Waiting {
         /// How the world has halted.
-        halt: Halt,
+        halt: HaltReason,
         /// Some of the unanswered requests.
         waiting: Vec<String>,
     },
@@ -111,13 +111,13 @@ pub enum Fault {
     Story(String),
 }
 
-impl Fault {
+impl FailureKind {
     /// Returns whether `other` is probably the same fault found elsewhere: both are of the same
     /// kind, and so are their findings. Places and numbers may differ.
     #[must_use]
     pub fn resembles(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Read(here), Self::Read(there)) => Finding::of(here) == Finding::of(there),
+            (Self::Read(here), Self::Read(there)) => WrongContent::of(here) == WrongContent::of(there),
             (Self::Structure(here), Self::Structure(there)) => {
                 here.iter().any(|here| there.iter().any(|there| same_words(here, there)))
             }
@@ -130,7 +130,7 @@ impl Fault {
 
 /// The kinds of wrong content that a read can find.
 #[derive(PartialEq, Eq, Debug)]
-enum Finding {
+enum WrongContent {
     /// A sector that is torn inside.
     Torn,
     /// Data of another place.
@@ -143,13 +143,13 @@ enum Finding {
     Third,
 }
 
-impl Finding {
+impl WrongContent {
     fn of(violation: &Violation) -> Self {
         match violation.found {
             Err(StampError::Torn) => Self::Torn,
             Err(StampError::Misplaced { .. }) => Self::Misplaced,
-            Ok(Value::Zero) => Self::Zeroes,
-            Ok(Value::Written(found)) => {
+            Ok(SectorValue::Zero) => Self::Zeroes,
+            Ok(SectorValue::Written(found)) => {
                 let oldest = violation.allowed.iter().filter_map(|text| number_of(text)).min();
                 if oldest.is_none_or(|oldest| found < oldest) { Self::Lost } else { Self::Third }
             }
@@ -159,7 +159,7 @@ impl Finding {
 
 /// Returns the number of the write that an allowed value names, if it has one.
 fn number_of(allowed: &str) -> Option<u64> {
-    if allowed == Value::Written(0).to_string() {
+    if allowed == SectorValue::Written(0).to_string() {
         return Some(0);
     }
     allowed.strip_prefix("write ")?.parse().ok()
@@ -173,7 +173,7 @@ fn same_words(here: &str, there: &str) -> bool {
 
 /// A crash: at which point, how, and what survives, as `point:crash:survivors`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Cut {
+pub struct CrashPoint {
     /// The point.
     pub point: u64,
     /// The kind of crash.
@@ -182,13 +182,13 @@ pub struct Cut {
     pub survivors: Survivors,
 }
 
-impl fmt::Display for Cut {
+impl fmt::Display for CrashPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.point, self.crash, self.survivors)
     }
 }
 
-impl FromStr for Cut {
+impl FromStr for CrashPoint {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let mut parts = text.splitn(3, ':');
@@ -206,19 +206,19 @@ const PROGRAM: &str = "sim";
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// What went wrong.
-    pub fault: Fault,
+    pub fault: FailureKind,
     /// The system under test.
     pub system: String,
     /// The arguments that reproduce the workload.
     pub workload: String,
     /// The crashes: none, one in the workload, one in the recovery from it, and so on.
-    pub cuts: Vec<Cut>,
+    pub cuts: Vec<CrashPoint>,
 }
 
 impl Failure {
     /// Creates the failure of a fault of `system` in `workload`.
     #[must_use]
-    pub fn new(fault: Fault, system: &str, workload: &Workload, cuts: &[Cut]) -> Self {
+    pub fn new(fault: FailureKind, system: &str, workload: &Workload, cuts: &[CrashPoint]) -> Self {
         Self { fault, system: system.to_owned(), workload: workload.arguments(), cuts: cuts.to_vec() }
     }
 
@@ -256,29 +256,32 @@ mod tests {
     fn what_was_found_makes_two_faults_alike() {
         let read = |found, allowed: &[&str]| {
             let allowed = allowed.iter().map(ToString::to_string).collect();
-            Fault::Read(Violation { volume: 0, sector: 7, found, allowed })
+            FailureKind::Read(Violation { volume: 0, sector: 7, found, allowed })
         };
         let misplaced = |sector| StampError::Misplaced { volume: 1, sector, number: 3 };
         let kinds = [
             // An older value, whichever one, where a newer one must be.
             vec![
-                read(Ok(Value::Written(4)), &["write 9", "write 12"]),
-                read(Ok(Value::Written(0)), &["write 9"]),
-                read(Ok(Value::Written(4)), &["zeroes"]),
+                read(Ok(SectorValue::Written(4)), &["write 9", "write 12"]),
+                read(Ok(SectorValue::Written(0)), &["write 9"]),
+                read(Ok(SectorValue::Written(4)), &["zeroes"]),
             ],
-            vec![read(Ok(Value::Zero), &["write 9"]), read(Ok(Value::Zero), &["its first content"])],
+            vec![
+                read(Ok(SectorValue::Zero), &["write 9"]),
+                read(Ok(SectorValue::Zero), &["its first content"]),
+            ],
             // A value that was replaced and has come back, or was never written.
             vec![
-                read(Ok(Value::Written(10)), &["write 9", "write 12"]),
-                read(Ok(Value::Written(10)), &["its first content"]),
+                read(Ok(SectorValue::Written(10)), &["write 9", "write 12"]),
+                read(Ok(SectorValue::Written(10)), &["its first content"]),
             ],
             vec![read(Err(StampError::Torn), &["write 9"]), read(Err(StampError::Torn), &["zeroes"])],
             vec![read(Err(misplaced(1)), &["write 9"]), read(Err(misplaced(2)), &["write 9"])],
             vec![
-                Fault::Structure(vec!["node 1024, level 0: bset at block 3: checksum".to_owned()]),
-                Fault::Structure(vec!["node 64, level 1: bset at block 1: checksum".to_owned()]),
+                FailureKind::Structure(vec!["node 1024, level 0: bset at block 3: checksum".to_owned()]),
+                FailureKind::Structure(vec!["node 64, level 1: bset at block 1: checksum".to_owned()]),
             ],
-            vec![Fault::Structure(vec!["node 1024, level 0: two live children at 0:8".to_owned()])],
+            vec![FailureKind::Structure(vec!["node 1024, level 0: two live children at 0:8".to_owned()])],
         ];
         for (index, kind) in kinds.iter().enumerate() {
             for (other, others) in kinds.iter().enumerate() {
@@ -293,9 +296,9 @@ mod tests {
 
     #[test]
     fn a_command_names_every_crash_in_its_order() {
-        let cut = |point| Cut { point, crash: Crash::PowerCut, survivors: Survivors::Seeded(point) };
+        let cut = |point| CrashPoint { point, crash: Crash::PowerCut, survivors: Survivors::Seeded(point) };
         let workload = Shape::named("hot").unwrap().draw(9);
-        let failure = Failure::new(Fault::Long(1), "engine", &workload, &[cut(7), cut(3), cut(5)]);
+        let failure = Failure::new(FailureKind::Long(1), "engine", &workload, &[cut(7), cut(3), cut(5)]);
         let command = failure.command("./sim");
         assert!(command.starts_with("./sim run --system engine --workload hot "), "{command}");
         assert!(command.ends_with(" --cut 7:power:7 --then 3:power:3 --then 5:power:5"), "{command}");
@@ -304,10 +307,10 @@ mod tests {
     #[test]
     fn cuts_read_back_as_written() {
         for text in ["17:power:nothing", "3:death:everything", "9:power:12345"] {
-            assert_eq!(text.parse::<Cut>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<CrashPoint>().unwrap().to_string(), text);
         }
         for text in ["", "1", "1:power", "x:power:nothing", "1:sleep:nothing", "1:power:some"] {
-            assert!(text.parse::<Cut>().is_err(), "{text}");
+            assert!(text.parse::<CrashPoint>().is_err(), "{text}");
         }
     }
 }

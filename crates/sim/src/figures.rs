@@ -1,14 +1,14 @@
 //! Figures of runs and crashes.
 
-use crate::reached::Reached;
+use crate::reached::RequestCoverage;
 use bcached_engine::{Phase, Phases};
-use bcached_host::watch::Change;
+use bcached_host::watch::HealthChange;
 
 const PHASES: usize = Phase::ALL.len();
 
 /// Counters of runs and crashes, which can be added up.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Figures {
+pub struct RunCounts {
     /// Requests of clients, including the reads of verifications.
     pub requests: u64,
     /// Device operations.
@@ -30,29 +30,29 @@ pub struct Figures {
     /// Crashes tried in the middle of each phase.
     pub cuts: [u64; PHASES],
     /// What hosts have done after a set had failed.
-    pub hosting: Hosting,
+    pub hosting: HostCounts,
     /// Which operations the workloads themselves have run against which targets, without what came
     /// after the crashes that were tried.
-    pub reached: Reached,
+    pub reached: RequestCoverage,
 }
 
 /// What hosts have done after a set had failed.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Hosting {
+pub struct HostCounts {
     /// How often a failed set was open again.
     pub reopenings: u64,
     /// How often volumes were about to bypass their cache meanwhile.
     pub bypasses: u64,
 }
 
-impl Hosting {
+impl HostCounts {
     /// Counts a change of a set's health.
-    pub fn count(&mut self, change: Change) {
-        self.reopenings += u64::from(change == Change::Works);
+    pub fn count(&mut self, change: HealthChange) {
+        self.reopenings += u64::from(change == HealthChange::Works);
     }
 }
 
-impl Figures {
+impl RunCounts {
     /// Adds the figures of `other`.
     pub fn add(&mut self, other: &Self) {
         self.requests += other.requests;

@@ -6,7 +6,7 @@
 
 use crate::disk::Survivors;
 use crate::driver::Crash;
-use crate::failure::Fault;
+use crate::failure::FailureKind;
 use crate::rig::{Rig, Snapshot};
 use crate::system::tuning::{DeviceTuning, Tuning};
 use crate::system::{Geometry, System};
@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 /// How far a set has grown: to just before this event.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Brink {
+pub enum GrowthStage {
     /// A root above the leaves splits, and the tree gets its third level.
     ThirdLevel,
     /// An interior node other than the root splits.
@@ -52,7 +52,7 @@ const COPSE_LEAVES: u64 = 20;
 /// that is visible on the devices is ignored: it is that with which the set grew, in write-back
 /// mode.
 #[must_use]
-pub fn geometry(brink: Brink, tuning: Tuning) -> Geometry {
+pub fn geometry(growth: GrowthStage, tuning: Tuning) -> Geometry {
     const DEVICES: DeviceTuning = DeviceTuning {
         cache_fua_flushes: false,
         backing_fua_flushes: false,
@@ -67,9 +67,9 @@ pub fn geometry(brink: Brink, tuning: Tuning) -> Geometry {
         replacement: 0,
     };
     let devices = DeviceTuning { node_read_us: tuning.devices.node_read_us, ..DEVICES };
-    let (buckets, volumes) = match brink {
-        Brink::ThirdLevel | Brink::InteriorSplit => (BUCKETS, vec![SPAN]),
-        Brink::Copse => (COPSE_BUCKETS, vec![COPSE_SPAN; 2]),
+    let (buckets, volumes) = match growth {
+        GrowthStage::ThirdLevel | GrowthStage::InteriorSplit => (BUCKETS, vec![SPAN]),
+        GrowthStage::Copse => (COPSE_BUCKETS, vec![COPSE_SPAN; 2]),
     };
     Geometry {
         block_sectors: 1,
@@ -87,32 +87,32 @@ pub fn geometry(brink: Brink, tuning: Tuning) -> Geometry {
 }
 
 thread_local! {
-    static GROWN: RefCell<BTreeMap<(String, Brink), Snapshot>> = const { RefCell::new(BTreeMap::new()) };
+    static GROWN: RefCell<BTreeMap<(String, GrowthStage), Snapshot>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// Returns a set that has grown to `brink`, with its process killed.
+/// Returns a set that has grown to `growth`, with its process killed.
 ///
 /// # Errors
 /// Returns a fault on the way.
-pub fn grown(system: &Rc<dyn System>, brink: Brink) -> Result<Snapshot, Fault> {
-    let name = (system.name().to_owned(), brink);
+pub fn grown(system: &Rc<dyn System>, growth: GrowthStage) -> Result<Snapshot, FailureKind> {
+    let name = (system.name().to_owned(), growth);
     if let Some(snapshot) = GROWN.with_borrow(|grown| grown.get(&name).cloned()) {
         return Ok(snapshot);
     }
-    let mut snapshot = grow(system, brink)?;
+    let mut snapshot = grow(system, growth)?;
     snapshot.crash(Crash::ProcessDeath, Survivors::Everything);
     snapshot.oracle.thin_out();
     GROWN.with_borrow_mut(|grown| grown.insert(name, snapshot.clone()));
     Ok(snapshot)
 }
 
-fn grow(system: &Rc<dyn System>, brink: Brink) -> Result<Snapshot, Fault> {
+fn grow(system: &Rc<dyn System>, growth: GrowthStage) -> Result<Snapshot, FailureKind> {
     let mut tuning = Tuning::draw(2 << 40);
     tuning.set.leaf_delay_ms = REST_MS / 8;
     tuning.devices.node_read_us = 0;
-    let mut rig = Rig::new(Rc::clone(system), geometry(brink, tuning), DEPTH, 1);
+    let mut rig = Rig::new(Rc::clone(system), geometry(growth, tuning), DEPTH, 1);
     let (note, oracle, phases) = (Rc::clone(&rig.note), Rc::clone(&rig.oracle), Arc::clone(&rig.phases));
-    let places = places(brink);
+    let places = places(growth);
     let lived = rig.live(move |client| async move {
         // The last two images: the first of them is from before the event.
         let mut images: VecDeque<Snapshot> = VecDeque::new();
@@ -132,11 +132,11 @@ fn grow(system: &Rc<dyn System>, brink: Brink) -> Result<Snapshot, Fault> {
             if images.len() > 2 {
                 images.pop_front();
             }
-            let is_over = match brink {
+            let is_over = match growth {
                 // The first root split makes the root an interior node.
-                Brink::ThirdLevel => phases.begun(Phase::RootSplit) > 1,
-                Brink::InteriorSplit => phases.begun(Phase::InteriorSplit) > 0,
-                Brink::Copse => phases.begun(Phase::LeafSplit) > COPSE_LEAVES,
+                GrowthStage::ThirdLevel => phases.begun(Phase::RootSplit) > 1,
+                GrowthStage::InteriorSplit => phases.begun(Phase::InteriorSplit) > 0,
+                GrowthStage::Copse => phases.begun(Phase::LeafSplit) > COPSE_LEAVES,
             };
             if is_over {
                 break;
@@ -148,8 +148,8 @@ fn grow(system: &Rc<dyn System>, brink: Brink) -> Result<Snapshot, Fault> {
 }
 
 /// Returns every other sector of each volume, in random order.
-fn places(brink: Brink) -> Vec<(u32, u64)> {
-    let (volumes, span) = if brink == Brink::Copse { (2, COPSE_SPAN) } else { (1, SPAN) };
+fn places(growth: GrowthStage) -> Vec<(u32, u64)> {
+    let (volumes, span) = if growth == GrowthStage::Copse { (2, COPSE_SPAN) } else { (1, SPAN) };
     let of_volume = |volume| (0..span / 2).map(move |place| (volume, 2 * place));
     let mut places: Vec<(u32, u64)> = (0..volumes).flat_map(of_volume).collect();
     let mut rng = Rng::new(1);

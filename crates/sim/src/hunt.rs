@@ -4,10 +4,10 @@
 //! A hunt is identified by one number, from which all its rounds follow. So a hunt can be repeated,
 //! and each failure names its workload and seed.
 
-use crate::crashpoints::{Depth, Novelty, sweep_after};
+use crate::crashpoints::{PointClassCounts, SweepDepth, sweep_after};
 use crate::digest::mix;
 use crate::failure::Failure;
-use crate::figures::Figures;
+use crate::figures::RunCounts;
 use crate::run::whole_of;
 use crate::system::System;
 use crate::workload::{Shape, Workload};
@@ -23,24 +23,24 @@ const WORK: u64 = 10_000;
 const WORK_LARGE: u64 = 50_000;
 
 /// Crash at points unlike those of earlier rounds, and inside some of these recoveries.
-const DEPTH: Depth = Depth { third_one_in: 128, work: Some(WORK), ..Depth::SPARSE };
+const DEPTH: SweepDepth = SweepDepth { third_one_in: 128, work: Some(WORK), ..SweepDepth::SPARSE };
 
 /// Crash only where nodes are merged, which takes a long run.
-const THINNED: Depth = Depth { within: Phase::Coalesce.bit(), novel: 64, ..GROWN };
+const THINNED: SweepDepth = SweepDepth { within: Phase::Coalesce.bit(), novel: 64, ..GROWN };
 
 /// Crash grown sets only where the tree changes its shape: smaller sets cover the rest.
-const GROWN: Depth =
-    Depth { within: TREE_PHASES, novel: 8, recovery_one_in: 0, work: Some(WORK_LARGE), ..DEPTH };
+const GROWN: SweepDepth =
+    SweepDepth { within: TREE_PHASES, novel: 8, recovery_one_in: 0, work: Some(WORK_LARGE), ..DEPTH };
 
 /// Crash only where cached data gives way to data that goes to its backing device.
-const WRITTEN_OUT: Depth = Depth { within: Phase::WriteOut.bit(), novel: 32, ..DEPTH };
+const WRITTEN_OUT: SweepDepth = SweepDepth { within: Phase::WriteOut.bit(), novel: 32, ..DEPTH };
 
 /// Crash only where data is moved.
-const MOVED: Depth = Depth { within: Phase::Move.bit(), novel: 32, ..DEPTH };
+const MOVED: SweepDepth = SweepDepth { within: Phase::Move.bit(), novel: 32, ..DEPTH };
 
 /// Processes die while they write priorities or the UUID table. Their successors write these early,
 /// and the power is cut while they do.
-const INHERITED: Depth = Depth {
+const INHERITED: SweepDepth = SweepDepth {
     within: TABLE_PHASES,
     dies_first: true,
     recoveries_within: true,
@@ -53,7 +53,7 @@ const INHERITED: Depth = Depth {
 };
 
 /// Crash before the tree has been walked, and so again in the recovery.
-const UNWALKED: Depth = Depth {
+const UNWALKED: SweepDepth = SweepDepth {
     within: Phase::Walk.bit(),
     recoveries_within: true,
     novel: 32,
@@ -64,7 +64,7 @@ const UNWALKED: Depth = Depth {
 };
 
 /// Crash before the journal has been applied to the leaves, and so again in the recovery.
-const OVERLAID: Depth = Depth { within: Phase::ReplayBeside.bit(), ..UNWALKED };
+const OVERLAID: SweepDepth = SweepDepth { within: Phase::ReplayBeside.bit(), ..UNWALKED };
 
 const TABLE_PHASES: u32 = Phase::PriorityChain.bit() | Phase::PriorityEntry.bit() | Phase::UuidTable.bit();
 
@@ -73,13 +73,13 @@ const TREE_PHASES: u32 =
 
 /// The specification of some rounds of a hunt.
 #[derive(Clone, Copy)]
-struct Kind {
+struct RoundSpec {
     shape: &'static str,
     /// Number of steps, instead of the shape's default: a round should not take much longer than a
     /// second.
     steps: Option<usize>,
     /// Crash it at this depth, instead of running it to its end.
-    depth: Option<Depth>,
+    depth: Option<SweepDepth>,
     /// Number of such rounds in succession.
     times: u64,
 }
@@ -88,31 +88,31 @@ struct Kind {
 /// as long, so this gives each kind its share of the time.
 const MANY: u64 = 12;
 
-const fn plain(shape: &'static str) -> Kind {
-    Kind { shape, steps: None, depth: None, times: MANY }
+const fn plain(shape: &'static str) -> RoundSpec {
+    RoundSpec { shape, steps: None, depth: None, times: MANY }
 }
 
-const fn repeated(shape: &'static str, times: u64) -> Kind {
-    Kind { times, ..plain(shape) }
+const fn repeated(shape: &'static str, times: u64) -> RoundSpec {
+    RoundSpec { times, ..plain(shape) }
 }
 
-const fn crashing(shape: &'static str, steps: usize) -> Kind {
-    Kind { shape, steps: Some(steps), depth: Some(DEPTH), times: 1 }
+const fn crashing(shape: &'static str, steps: usize) -> RoundSpec {
+    RoundSpec { shape, steps: Some(steps), depth: Some(DEPTH), times: 1 }
 }
 
-const fn crashing_grown(steps: usize) -> Kind {
-    Kind { depth: Some(GROWN), ..crashing("forest", steps) }
+const fn crashing_grown(steps: usize) -> RoundSpec {
+    RoundSpec { depth: Some(GROWN), ..crashing("forest", steps) }
 }
 
 /// All kinds; rounds cycle through them.
-const KINDS: [Kind; 56] = [
+const KINDS: [RoundSpec; 56] = [
     plain("restarts"),
     repeated("reopens", 3),
     crashing("points", 60),
     plain("trouble"),
     plain("coincidences-trouble"),
     plain("coincidences"),
-    Kind { times: 2, ..crashing("lodgers", 80) },
+    RoundSpec { times: 2, ..crashing("lodgers", 80) },
     plain("through"),
     plain("mixed"),
     crashing("trouble", 100),
@@ -122,44 +122,44 @@ const KINDS: [Kind; 56] = [
     repeated("reopens", 3),
     repeated("promised", 1),
     plain("sizes"),
-    Kind { times: 4, ..crashing("sizes", 80) },
-    Kind { times: 6, depth: Some(INHERITED), ..crashing("chains", 30) },
-    Kind { times: 2, ..crashing_grown(80) },
+    RoundSpec { times: 4, ..crashing("sizes", 80) },
+    RoundSpec { times: 6, depth: Some(INHERITED), ..crashing("chains", 30) },
+    RoundSpec { times: 2, ..crashing_grown(80) },
     crashing("restarts", 100),
     crashing("reopens", 100),
     plain("trouble"),
     repeated("scarce", 1),
-    Kind { depth: Some(WRITTEN_OUT), ..crashing("moves-trouble", 1200) },
-    Kind { depth: Some(MOVED), ..crashing("moves", 1800) },
+    RoundSpec { depth: Some(WRITTEN_OUT), ..crashing("moves-trouble", 1200) },
+    RoundSpec { depth: Some(MOVED), ..crashing("moves", 1800) },
     repeated("scatter", 1),
     crashing("points", 100),
     plain("coincidences-trouble"),
-    Kind { times: 2, ..crashing("coincidences", 80) },
+    RoundSpec { times: 2, ..crashing("coincidences", 80) },
     plain("lodgers"),
     repeated("reopens", 3),
     plain("trouble"),
     repeated("early", 12),
-    Kind { times: 4, depth: Some(UNWALKED), ..crashing("early", 80) },
-    Kind { times: 6, depth: Some(OVERLAID), ..crashing("early", 80) },
-    Kind { times: 2, ..crashing("through", 150) },
+    RoundSpec { times: 4, depth: Some(UNWALKED), ..crashing("early", 80) },
+    RoundSpec { times: 6, depth: Some(OVERLAID), ..crashing("early", 80) },
+    RoundSpec { times: 2, ..crashing("through", 150) },
     crashing("turnover", 700),
     repeated("turnover", 1),
     repeated("leaving", 120),
-    Kind { times: 2, ..crashing("leaving-trouble", 100) },
+    RoundSpec { times: 2, ..crashing("leaving-trouble", 100) },
     crashing("mixed", 150),
     crashing("lodgers-trouble", 100),
     repeated("moves", 1),
-    Kind { times: 2, ..crashing("leaving", 100) },
+    RoundSpec { times: 2, ..crashing("leaving", 100) },
     plain("leaving-trouble"),
-    Kind { depth: Some(UNWALKED), ..crashing("walks", 80) },
+    RoundSpec { depth: Some(UNWALKED), ..crashing("walks", 80) },
     repeated("chains", 24),
     crashing("chains", 60),
     crashing("scarce", 600),
     repeated("moves-trouble", 4),
-    Kind { times: 2, depth: Some(WRITTEN_OUT), ..crashing("leaving-trouble", 100) },
+    RoundSpec { times: 2, depth: Some(WRITTEN_OUT), ..crashing("leaving-trouble", 100) },
     crashing("trouble", 200),
     plain("restarts"),
-    Kind { depth: Some(THINNED), ..crashing("scatter", 1500) },
+    RoundSpec { depth: Some(THINNED), ..crashing("scatter", 1500) },
     crashing("hot", 200),
     crashing_grown(400),
 ];
@@ -175,7 +175,7 @@ const CYCLE: u64 = {
 };
 
 /// Returns the kind of round `index` of a hunt.
-fn kind_of(index: u64) -> Kind {
+fn kind_of(index: u64) -> RoundSpec {
     let mut left = index % CYCLE;
     for kind in KINDS {
         if left < kind.times {
@@ -187,13 +187,13 @@ fn kind_of(index: u64) -> Kind {
 }
 
 /// One round of a hunt.
-pub struct Round {
+pub struct HuntRound {
     /// The workload of the round.
     pub workload: Workload,
-    depth: Option<Depth>,
+    depth: Option<SweepDepth>,
 }
 
-impl Round {
+impl HuntRound {
     /// Returns round `index` of the hunt that `from` identifies.
     ///
     /// # Panics
@@ -223,8 +223,8 @@ impl Round {
     pub fn judge(
         &self,
         system: &Rc<dyn System>,
-        novelty: &Rc<RefCell<Novelty>>,
-    ) -> Result<Figures, Box<Failure>> {
+        novelty: &Rc<RefCell<PointClassCounts>>,
+    ) -> Result<RunCounts, Box<Failure>> {
         let workload = &self.workload;
         if let Some(depth) = self.depth {
             return sweep_after(system, workload, depth, novelty);
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_hunt_can_be_repeated_and_no_two_are_the_same() {
-        let steps = |from, index| Round::of(from, index).workload.steps;
+        let steps = |from, index| HuntRound::of(from, index).workload.steps;
         assert_eq!(steps(1, 3), steps(1, 3));
         assert_ne!(steps(1, 3), steps(2, 3));
         assert_ne!(steps(1, 3), steps(1, 3 + CYCLE));

@@ -13,12 +13,12 @@
 pub mod plot;
 
 use crate::digest::mix;
-use crate::disk::{Fault as DiskFault, OpKind, Rule, Survivors};
+use crate::disk::{DiskFault, FaultRule, OpKind, Survivors};
 use crate::driver::Crash;
-use crate::failure::Fault;
+use crate::failure::FailureKind;
 use crate::models::zipf::Zipf;
-use crate::scenario::Stage;
-use crate::scenarios::bench::Bench;
+use crate::scenario::ScenarioRig;
+use crate::scenarios::bench::ScenarioSystem;
 use crate::system::{Geometry, Mode, Tuning};
 use crate::workload::Step;
 use bcached_engine::Options;
@@ -47,7 +47,7 @@ const LATE_COUNT: u32 = 40;
 
 /// The workload of a machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Load {
+pub enum MachineLoad {
     /// Small writes to a few places and some reads; a quarter of the writes are durable.
     Database,
     /// Files of all sizes, with as many reads as writes.
@@ -61,20 +61,20 @@ pub enum Load {
 }
 
 /// The load of each machine.
-pub const LOADS: [Load; COUNT] = [
-    Load::Database,
-    Load::Database,
-    Load::Database,
-    Load::Files,
-    Load::Files,
-    Load::Files,
-    Load::Desktop,
-    Load::Desktop,
-    Load::Log,
-    Load::Backup,
+pub const LOADS: [MachineLoad; COUNT] = [
+    MachineLoad::Database,
+    MachineLoad::Database,
+    MachineLoad::Database,
+    MachineLoad::Files,
+    MachineLoad::Files,
+    MachineLoad::Files,
+    MachineLoad::Desktop,
+    MachineLoad::Desktop,
+    MachineLoad::Log,
+    MachineLoad::Backup,
 ];
 
-impl Load {
+impl MachineLoad {
     /// Returns the name of the load.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -90,7 +90,7 @@ impl Load {
 
 /// An event that hits all machines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Event {
+pub enum Incident {
     /// The daemon gets SIGKILL.
     Killed,
     /// The machine restarts, while its devices keep their power.
@@ -101,7 +101,7 @@ pub enum Event {
     HalfMirror,
 }
 
-impl Event {
+impl Incident {
     /// All events, in the order in which they happen.
     pub const ALL: [Self; 4] = [Self::Killed, Self::Reset, Self::PowerCut, Self::HalfMirror];
 
@@ -123,14 +123,14 @@ pub struct Sample {
     /// Virtual nanoseconds since the beginning.
     pub now: u64,
     /// The event that has just happened.
-    pub event: Option<Event>,
+    pub event: Option<Incident>,
     /// The figures of each machine.
-    pub volumes: [OfVolume; COUNT],
+    pub volumes: [VolumeSample; COUNT],
 }
 
 /// The figures of one machine.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct OfVolume {
+pub struct VolumeSample {
     /// Dirty data in the cache, in bytes.
     pub dirty_bytes: u64,
     /// Reads since the previous sample that hit the cache.
@@ -139,7 +139,7 @@ pub struct OfVolume {
     pub reads: u64,
 }
 
-impl OfVolume {
+impl VolumeSample {
     /// Returns the percentage of reads that hit, or `None` if there were no reads.
     #[must_use]
     pub const fn hit_percent(&self) -> Option<u64> {
@@ -149,7 +149,7 @@ impl OfVolume {
 
 /// The length of a run.
 #[derive(Clone, Copy, Debug)]
-pub struct Length {
+pub struct RunLength {
     /// How often the cycle of all events is repeated.
     pub cycles: u32,
     /// Rounds of requests before each event.
@@ -160,19 +160,19 @@ pub struct Length {
 ///
 /// # Errors
 /// Returns the first fault: something was lost, came back, or is unsound.
-pub fn run(seed: u64, length: Length) -> Result<Vec<Sample>, Fault> {
+pub fn run(seed: u64, length: RunLength) -> Result<Vec<Sample>, FailureKind> {
     let mut options = Options::default();
     // Some dirty data is always being written back.
     options.volume.writeback_percent = 2;
-    let bench = Bench::new(options, COUNT);
-    let stage = Stage::new(Rc::clone(&bench) as Rc<_>, geometry(), seed);
-    let mut machines = Machines::new(bench, stage, seed);
+    let bench = ScenarioSystem::new(options, COUNT);
+    let stage = ScenarioRig::new(Rc::clone(&bench) as Rc<_>, geometry(), seed);
+    let mut machines = MachineRun::new(bench, stage, seed);
     machines.stage.start()?;
     let volumes = 0..u32::try_from(COUNT).expect("few machines");
     let modes = volumes.map(|volume| Step::Mode { volume, mode: Mode::Writeback });
     machines.stage.together(modes.collect())?;
     for _ in 0..length.cycles {
-        for event in Event::ALL {
+        for event in Incident::ALL {
             for _ in 0..length.rounds {
                 let steps = machines.round();
                 machines.stage.together(steps)?;
@@ -202,9 +202,9 @@ fn geometry() -> Geometry {
     }
 }
 
-struct Machines {
-    bench: Rc<Bench>,
-    stage: Stage,
+struct MachineRun {
+    bench: Rc<ScenarioSystem>,
+    stage: ScenarioRig,
     rng: Rng,
     zipf: Zipf,
     /// Position of each machine with sequential requests, in sectors.
@@ -214,8 +214,8 @@ struct Machines {
     samples: Vec<Sample>,
 }
 
-impl Machines {
-    fn new(bench: Rc<Bench>, stage: Stage, seed: u64) -> Self {
+impl MachineRun {
+    fn new(bench: Rc<ScenarioSystem>, stage: ScenarioRig, seed: u64) -> Self {
         let zipf = Zipf::new(1024, 0.9, seed);
         let rng = Rng::new(mix(&[seed, 300]));
         Self { bench, stage, rng, zipf, at: [0; COUNT], before: [(0, 0); COUNT], samples: Vec::new() }
@@ -232,7 +232,7 @@ impl Machines {
         steps
     }
 
-    fn draw(&mut self, machine: usize, load: Load, steps: &mut Vec<Step>) {
+    fn draw(&mut self, machine: usize, load: MachineLoad, steps: &mut Vec<Step>) {
         let volume = u32::try_from(machine).expect("few machines");
         let rng = &mut self.rng;
         let hot = self.zipf.draw(rng) * BLOCK;
@@ -242,18 +242,18 @@ impl Machines {
         let write = |sectors, fua| Step::Write { volume, sectors, fua };
         let read = |sectors| Step::Read { volume, sectors };
         match load {
-            Load::Database if rng.one_in(3) => steps.push(read(within(hot, BLOCK))),
-            Load::Database => steps.push(write(within(hot, BLOCK), rng.one_in(4))),
-            Load::Files if rng.one_in(2) => steps.push(read(within(anywhere, long))),
-            Load::Files => steps.push(write(within(anywhere, long), false)),
-            Load::Desktop if rng.one_in(10) => steps.push(write(within(hot, BLOCK), false)),
-            Load::Desktop => steps.push(read(within(hot, long))),
-            Load::Log => {
+            MachineLoad::Database if rng.one_in(3) => steps.push(read(within(hot, BLOCK))),
+            MachineLoad::Database => steps.push(write(within(hot, BLOCK), rng.one_in(4))),
+            MachineLoad::Files if rng.one_in(2) => steps.push(read(within(anywhere, long))),
+            MachineLoad::Files => steps.push(write(within(anywhere, long), false)),
+            MachineLoad::Desktop if rng.one_in(10) => steps.push(write(within(hot, BLOCK), false)),
+            MachineLoad::Desktop => steps.push(read(within(hot, long))),
+            MachineLoad::Log => {
                 steps.push(write(within(self.at[machine], BLOCK), false));
                 steps.push(Step::Flush { volume });
                 self.at[machine] = (self.at[machine] + BLOCK) % VOLUME_SECTORS;
             }
-            Load::Backup => {
+            MachineLoad::Backup => {
                 let range = within(self.at[machine], 128);
                 self.at[machine] = range.end % VOLUME_SECTORS;
                 steps.push(if rng.one_in(4) { write(range, false) } else { read(range) });
@@ -262,16 +262,16 @@ impl Machines {
     }
 
     /// Makes the event happen in the middle of a round, and then reads everything.
-    fn suffer(&mut self, event: Event) -> Result<(), Fault> {
+    fn suffer(&mut self, event: Incident) -> Result<(), FailureKind> {
         let steps = self.round();
         let (crash, survivors) = match event {
-            Event::Killed => (Crash::ProcessDeath, Survivors::Seeded(self.rng.next())),
-            Event::Reset => (Crash::PowerCut, Survivors::Everything),
-            Event::PowerCut => (Crash::PowerCut, Survivors::Seeded(self.rng.next())),
-            Event::HalfMirror => {
+            Incident::Killed => (Crash::ProcessDeath, Survivors::Seeded(self.rng.next())),
+            Incident::Reset => (Crash::PowerCut, Survivors::Everything),
+            Incident::PowerCut => (Crash::PowerCut, Survivors::Seeded(self.rng.next())),
+            Incident::HalfMirror => {
                 for on in [OpKind::Read, OpKind::Write, OpKind::Flush] {
                     let fault = DiskFault::Late(LATE_NS);
-                    let rule = Rule::next(on, LATE_COUNT, fault);
+                    let rule = FaultRule::next(on, LATE_COUNT, fault);
                     self.stage.device(0).faults.add(rule);
                 }
                 self.stage.together(steps)?;
@@ -292,7 +292,7 @@ impl Machines {
     }
 
     /// Reads everything, without counting that as load.
-    fn verify(&mut self) -> Result<(), Fault> {
+    fn verify(&mut self) -> Result<(), FailureKind> {
         self.stage.verify()?;
         self.before = self.reads();
         Ok(())
@@ -308,9 +308,9 @@ impl Machines {
     }
 
     /// Takes a sample.
-    fn look(&mut self, event: Option<Event>) {
+    fn look(&mut self, event: Option<Incident>) {
         let (found, now, before) = (self.bench.status().volumes, self.reads(), self.before);
-        let volumes = array::from_fn(|number| OfVolume {
+        let volumes = array::from_fn(|number| VolumeSample {
             dirty_bytes: found[number].dirty_sectors * 512,
             hits: now[number].0 - before[number].0,
             reads: now[number].1 - before[number].1,
@@ -325,7 +325,7 @@ impl Machines {
 pub fn csv(samples: &[Sample]) -> String {
     let mut text = "seconds,event,volume,load,dirty_bytes,hit_percent\n".to_owned();
     for sample in samples {
-        let (milliseconds, event) = (sample.now / 1_000_000, sample.event.map_or("", Event::name));
+        let (milliseconds, event) = (sample.now / 1_000_000, sample.event.map_or("", Incident::name));
         for ((number, load), volume) in LOADS.iter().enumerate().zip(&sample.volumes) {
             let (seconds, rest) = (milliseconds / 1000, milliseconds % 1000);
             let hits = volume.hit_percent().map_or(String::new(), |percent| percent.to_string());
@@ -343,11 +343,12 @@ mod tests {
 
     #[test]
     fn nothing_is_lost_and_all_is_noted() {
-        let samples = run(1, Length { cycles: 1, rounds: 5 }).expect("no fault");
+        let samples = run(1, RunLength { cycles: 1, rounds: 5 }).expect("no fault");
         assert_eq!(samples.len(), 4 * 6);
         let events: Vec<_> = samples.iter().filter_map(|sample| sample.event).collect();
-        assert_eq!(events, Event::ALL);
-        let all = |look: fn(&OfVolume) -> bool| samples.iter().flat_map(|sample| &sample.volumes).any(look);
+        assert_eq!(events, Incident::ALL);
+        let all =
+            |look: fn(&VolumeSample) -> bool| samples.iter().flat_map(|sample| &sample.volumes).any(look);
         assert!(all(|volume| volume.dirty_bytes > 0) && all(|volume| volume.hits > 0));
         let text = csv(&samples);
         assert_eq!(text.lines().count(), 1 + samples.len() * COUNT);
@@ -355,12 +356,12 @@ mod tests {
         let picture = plot::svg(&samples);
         assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n"), "{picture}");
         assert_eq!(picture.matches("<polyline").count(), 2 * COUNT, "dirty data and hits of each");
-        assert!(Event::ALL.iter().all(|event| picture.contains(event.name())));
+        assert!(Incident::ALL.iter().all(|event| picture.contains(event.name())));
     }
 
     #[test]
     fn a_seed_is_a_run() {
-        let length = Length { cycles: 1, rounds: 1 };
+        let length = RunLength { cycles: 1, rounds: 1 };
         let once = || csv(&run(7, length).expect("no fault"));
         assert_eq!(once(), once());
     }

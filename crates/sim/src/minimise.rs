@@ -1,15 +1,16 @@
 //! Shortens a failing workload: removes steps, first many at once, then one by one, as long as it
-//! still fails in the same way ([`Fault::resembles`](crate::failure::Fault::resembles)). A shorter
-//! way to another fault is rejected: it would hide the first one.
+//! still fails in the same way
+//! ([`FailureKind::resembles`](crate::failure::FailureKind::resembles)). A shorter way to another
+//! fault is rejected: it would hide the first one.
 //!
 //! If a crash belongs to the failure, it is first tried at its old point: this removes everything
 //! behind it at once. Next it is tried at the same distance from the end of the run, because
 //! removing earlier steps moves it. Only then are all points crashed, or a sample of them in a long
 //! run. One try takes seconds at most, and all of them together two minutes of CPU time.
 
-use crate::crashpoints::{Depth, replay, sweep};
-use crate::failure::{Cut, Failure};
-use crate::figures::Figures;
+use crate::crashpoints::{SweepDepth, replay, sweep};
+use crate::failure::{CrashPoint, Failure};
+use crate::figures::RunCounts;
 use crate::run::{play, rig_for, whole_of};
 use crate::system::System;
 use crate::workload::Workload;
@@ -29,7 +30,7 @@ const WORK: u64 = 400_000;
 const OPERATIONS_A_CRASH: u64 = 120;
 
 /// A shorter workload that fails, and its failure.
-pub struct Minimal {
+pub struct MinimalFailure {
     /// The workload.
     pub workload: Workload,
     /// Its failure.
@@ -42,7 +43,12 @@ pub struct Minimal {
 
 /// Shortens `workload`, which fails with `failure`, in at most `tries` tries and about [`TIME`].
 #[must_use]
-pub fn minimise(system: &Rc<dyn System>, workload: &Workload, failure: Failure, tries: u32) -> Minimal {
+pub fn minimise(
+    system: &Rc<dyn System>,
+    workload: &Workload,
+    failure: Failure,
+    tries: u32,
+) -> MinimalFailure {
     let since = thread_time();
     minimise_while(system, workload, failure, |tried| {
         tried < tries && thread_time().saturating_sub(since) < TIME
@@ -57,9 +63,9 @@ pub fn minimise_while(
     workload: &Workload,
     failure: Failure,
     may_try: impl Fn(u32) -> bool,
-) -> Minimal {
-    let mut search = Search { system, operations_a_crash: OPERATIONS_A_CRASH };
-    let mut best = Minimal { workload: workload.clone(), failure, tries: 0, cut_off: false };
+) -> MinimalFailure {
+    let mut search = Minimiser { system, operations_a_crash: OPERATIONS_A_CRASH };
+    let mut best = MinimalFailure { workload: workload.clone(), failure, tries: 0, cut_off: false };
     let mut chunk = workload.steps.len().div_ceil(2);
     while chunk > 0 && !best.cut_off {
         // From the end, because everything that follows the fault goes at once.
@@ -91,22 +97,23 @@ pub fn fault_of(system: &Rc<dyn System>, workload: &Workload) -> Option<Failure>
 }
 
 /// The state that the tries share.
-struct Search<'a> {
+struct Minimiser<'a> {
     system: &'a Rc<dyn System>,
     /// Device operations for each crash, as measured by the last sweep.
     operations_a_crash: u64,
 }
 
-impl Search<'_> {
+impl Minimiser<'_> {
     /// Returns the failure of `candidate`, if it fails as `best` does.
-    fn same_failure(&mut self, candidate: &Workload, best: &Minimal) -> Option<Failure> {
+    fn same_failure(&mut self, candidate: &Workload, best: &MinimalFailure) -> Option<Failure> {
         let same = |failure: &Failure| failure.fault.resembles(&best.failure.fault);
         let Some((first, others)) = best.failure.cuts.split_first() else {
             return fault_of(self.system, candidate).filter(same);
         };
         let crashed_at = |point| {
-            let cuts: Vec<Cut> = [Cut { point, ..*first }].iter().chain(others).copied().collect();
-            let failure = replay(self.system, candidate, &cuts, Depth::QUICK).err()?;
+            let cuts: Vec<CrashPoint> =
+                [CrashPoint { point, ..*first }].iter().chain(others).copied().collect();
+            let failure = replay(self.system, candidate, &cuts, SweepDepth::QUICK).err()?;
             Some(*failure).filter(same)
         };
         if let Some(failure) = crashed_at(first.point) {
@@ -127,16 +134,16 @@ impl Search<'_> {
         /// once half of its budget is spent.
         const CRASHES: u64 = 2 * 6;
         let one_in = |level| if crashes >= level { 16 } else { 0 };
-        let depth = Depth {
+        let depth = SweepDepth {
             every: (points * CRASHES * self.operations_a_crash).div_ceil(WORK).max(1),
             recovery_one_in: one_in(2),
             third_one_in: one_in(3),
             work: Some(WORK),
-            ..Depth::QUICK
+            ..SweepDepth::QUICK
         };
         match sweep(self.system, candidate, depth) {
             Err(failure) => Some(*failure),
-            Ok(Figures { operations, crashes, crashes_in_recovery, .. }) => {
+            Ok(RunCounts { operations, crashes, crashes_in_recovery, .. }) => {
                 let of_the_run = crashes - crashes_in_recovery;
                 self.operations_a_crash = operations.div_ceil(of_the_run.max(1)).max(OPERATIONS_A_CRASH);
                 None
@@ -165,13 +172,13 @@ mod tests {
     use super::*;
     use crate::disk::Survivors;
     use crate::driver::Crash;
-    use crate::system::mutant::{Fault, Mutant};
+    use crate::system::mutant::{Mutant, MutantFault};
     use crate::workload::Shape;
 
     fn crashed(seed: u64) -> (Rc<dyn System>, Workload, Failure) {
-        let system: Rc<dyn System> = Rc::new(Mutant::new(Fault::FlushSkipped));
+        let system: Rc<dyn System> = Rc::new(Mutant::new(MutantFault::FlushSkipped));
         let workload = Shape::named("points").unwrap().draw(seed);
-        let failure = sweep(&system, &workload, Depth::QUICK).expect_err("flushes are skipped");
+        let failure = sweep(&system, &workload, SweepDepth::QUICK).expect_err("flushes are skipped");
         (system, workload, *failure)
     }
 
@@ -182,7 +189,7 @@ mod tests {
         // As many as are in flight together, and the flush that lies.
         assert!(minimal.workload.steps.len() <= 7, "{:?}", minimal.workload.steps);
         assert!(!minimal.cut_off);
-        let again = replay(&system, &minimal.workload, &minimal.failure.cuts, Depth::QUICK).unwrap_err();
+        let again = replay(&system, &minimal.workload, &minimal.failure.cuts, SweepDepth::QUICK).unwrap_err();
         assert_eq!(again.to_string(), minimal.failure.to_string());
     }
 
@@ -197,7 +204,7 @@ mod tests {
         assert!(some.cut_off && some.tries == 3);
         let steps = some.workload.steps.len();
         assert!((5..workload.steps.len()).contains(&steps), "{steps}");
-        replay(&system, &some.workload, &some.failure.cuts, Depth::QUICK).expect_err("it fails still");
+        replay(&system, &some.workload, &some.failure.cuts, SweepDepth::QUICK).expect_err("it fails still");
     }
 
     /// Everything behind the crash is removed after one run and one recovery each, however many
@@ -205,12 +212,12 @@ mod tests {
     #[test]
     fn a_crash_is_first_tried_where_it_was() {
         let (system, workload, failure) = crashed(6);
-        let cuts = |point| [Cut { point, crash: Crash::PowerCut, survivors: Survivors::Nothing }];
-        let fails = |point: &u64| replay(&system, &workload, &cuts(*point), Depth::QUICK).is_err();
+        let cuts = |point| [CrashPoint { point, crash: Crash::PowerCut, survivors: Survivors::Nothing }];
+        let fails = |point: &u64| replay(&system, &workload, &cuts(*point), SweepDepth::QUICK).is_err();
         let last = (1..=points(&system, &workload)).rev().find(fails).expect("flushes are skipped");
         let failure = Failure { cuts: cuts(last).to_vec(), ..failure };
-        let mut search = Search { system: &system, operations_a_crash: OPERATIONS_A_CRASH };
-        let best = Minimal { workload: workload.clone(), failure, tries: 0, cut_off: false };
+        let mut search = Minimiser { system: &system, operations_a_crash: OPERATIONS_A_CRASH };
+        let best = MinimalFailure { workload: workload.clone(), failure, tries: 0, cut_off: false };
         let count = workload.steps.len();
         let mut found_at = |kept: std::ops::Range<usize>| {
             let failure = search.same_failure(&workload.keep(&kept.collect::<Vec<_>>()), &best);

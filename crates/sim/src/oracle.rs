@@ -43,9 +43,9 @@
 mod presence;
 mod sector;
 
-use crate::stamp::{self, SECTOR, StampError, Value};
-pub use presence::Presence;
-use sector::{Content, NEVER, Sector, Seen, Version};
+use crate::stamp::{self, SECTOR, SectorValue, StampError};
+pub use presence::VolumePresence;
+use sector::{NEVER, Sector, SectorRead, SectorVersion, VersionContent};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
@@ -57,7 +57,7 @@ const CHUNK: u64 = 64;
 /// One in this many chunks is sampled; see [`Oracle::thin_out`].
 const THIN: u64 = 4;
 
-type Chunk = Vec<Option<Sector>>;
+type SectorChunk = Vec<Option<Sector>>;
 
 /// Identifies an operation of a client.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -72,7 +72,7 @@ impl OpId {
 }
 
 #[derive(Clone, Debug)]
-enum Kind {
+enum PendingOpKind {
     Write { fua: bool },
     Discard,
     Flush,
@@ -81,8 +81,8 @@ enum Kind {
 }
 
 #[derive(Clone, Debug)]
-struct Open {
-    kind: Kind,
+struct PendingOp {
+    kind: PendingOpKind,
     volume: u32,
     sectors: Range<u64>,
     start: u64,
@@ -93,7 +93,7 @@ struct Open {
 
 /// A backing device that was pulled.
 #[derive(Clone, Debug)]
-struct Away {
+struct PulledDevice {
     /// When it was pulled.
     since: u64,
     /// When it came back; [`NEVER`] while it is away. Reads that began before then say nothing
@@ -111,7 +111,7 @@ pub struct Violation {
     /// The sector.
     pub sector: u64,
     /// The value found, or why the content is no value at all.
-    pub found: Result<Value, StampError>,
+    pub found: Result<SectorValue, StampError>,
     /// The values that were allowed.
     pub allowed: Vec<String>,
 }
@@ -131,18 +131,18 @@ impl fmt::Display for Violation {
 #[derive(Clone)]
 pub struct Oracle {
     /// What volume `i` holds where nothing was written.
-    firsts: Vec<Value>,
-    chunks: BTreeMap<(u32, u64), Rc<Chunk>>,
+    firsts: Vec<SectorValue>,
+    chunks: BTreeMap<(u32, u64), Rc<SectorChunk>>,
     /// Volumes that are created and deleted.
-    presences: BTreeMap<u32, Presence>,
-    open: BTreeMap<OpId, Open>,
+    presences: BTreeMap<u32, VolumePresence>,
+    open: BTreeMap<OpId, PendingOp>,
     /// Unit in which the system writes data, in sectors; a power of two.
     block: u64,
     /// Volumes for which a device, such as the cache, has dropped unknown data in the life of this
     /// process, and when it last did.
     cache_dropped: BTreeMap<u32, u64>,
     /// Volumes whose backing device is away, or was away in the life of this process.
-    away: BTreeMap<u32, Away>,
+    away: BTreeMap<u32, PulledDevice>,
     /// When the file of the note was removed, if it is gone.
     note_gone: Option<u64>,
     /// The range of each write, by number.
@@ -160,7 +160,7 @@ impl Oracle {
     /// Creates an oracle for volumes that hold `firsts` where nothing was written: zeroes or stamps
     /// of write 0.
     #[must_use]
-    pub fn new(firsts: Vec<Value>) -> Self {
+    pub fn new(firsts: Vec<SectorValue>) -> Self {
         Self {
             firsts,
             chunks: BTreeMap::new(),
@@ -188,39 +188,39 @@ impl Oracle {
 
     /// Records that a client submits a write of its stamp.
     pub fn begin_write(&mut self, volume: u32, sectors: Range<u64>, fua: bool) -> OpId {
-        let id = self.begin(Kind::Write { fua }, volume, sectors.clone());
+        let id = self.begin(PendingOpKind::Write { fua }, volume, sectors.clone());
         Rc::make_mut(&mut self.writes).insert(id.0, (volume, sectors.clone()));
-        self.put_down(id, volume, sectors, Content::Value(Value::Written(id.0)));
+        self.put_down(id, volume, sectors, VersionContent::Value(SectorValue::Written(id.0)));
         id
     }
 
     /// Records that a client submits a write of zeroes.
     pub fn begin_zeroes(&mut self, volume: u32, sectors: Range<u64>, fua: bool) -> OpId {
-        let id = self.begin(Kind::Write { fua }, volume, sectors.clone());
-        self.put_down(id, volume, sectors, Content::Value(Value::Zero));
+        let id = self.begin(PendingOpKind::Write { fua }, volume, sectors.clone());
+        self.put_down(id, volume, sectors, VersionContent::Value(SectorValue::Zero));
         id
     }
 
     /// Records that a client submits a discard.
     pub fn begin_discard(&mut self, volume: u32, sectors: Range<u64>) -> OpId {
-        let id = self.begin(Kind::Discard, volume, sectors.clone());
-        self.put_down(id, volume, sectors, Content::Former { before: NEVER });
+        let id = self.begin(PendingOpKind::Discard, volume, sectors.clone());
+        self.put_down(id, volume, sectors, VersionContent::Former { before: NEVER });
         id
     }
 
     /// Records that a client submits a flush of its volume.
     pub fn begin_flush(&mut self, volume: u32) -> OpId {
-        self.begin(Kind::Flush, volume, 0..0)
+        self.begin(PendingOpKind::Flush, volume, 0..0)
     }
 
     /// Records that the system is asked for an orderly stop.
     pub fn begin_stop(&mut self) -> OpId {
-        self.begin(Kind::Stop, 0, 0..0)
+        self.begin(PendingOpKind::Stop, 0, 0..0)
     }
 
     /// Records that a client submits a read.
     pub fn begin_read(&mut self, volume: u32, sectors: Range<u64>) -> OpId {
-        self.begin(Kind::Read, volume, sectors)
+        self.begin(PendingOpKind::Read, volume, sectors)
     }
 
     /// Records the answer to a write, zeroing, discard, flush or stop: success or an error.
@@ -231,10 +231,10 @@ impl Oracle {
             self.sector_mut(open.volume, sector).give_up(number, now);
         }
         let (oldest_read, next) = (self.oldest_read(), self.next);
-        let is_discard = matches!(open.kind, Kind::Discard);
+        let is_discard = matches!(open.kind, PendingOpKind::Discard);
         match open.kind {
-            Kind::Write { .. } | Kind::Discard => {
-                let fua = matches!(open.kind, Kind::Write { fua: true });
+            PendingOpKind::Write { .. } | PendingOpKind::Discard => {
+                let fua = matches!(open.kind, PendingOpKind::Write { fua: true });
                 self.each(open.volume, open.sectors, |sector| {
                     if success {
                         sector.acknowledge(id.0, now, fua);
@@ -247,10 +247,12 @@ impl Oracle {
                     sector.prune(oldest_read);
                 });
             }
-            Kind::Flush if success => self.flush(Some(open.volume), open.start),
-            Kind::Stop if success => self.flush(None, open.start),
-            Kind::Flush => self.each_touched(Some(open.volume), |sector| sector.forget_promises(open.start)),
-            Kind::Stop | Kind::Read => {}
+            PendingOpKind::Flush if success => self.flush(Some(open.volume), open.start),
+            PendingOpKind::Stop if success => self.flush(None, open.start),
+            PendingOpKind::Flush => {
+                self.each_touched(Some(open.volume), |sector| sector.forget_promises(open.start));
+            }
+            PendingOpKind::Stop | PendingOpKind::Read => {}
         }
     }
 
@@ -272,7 +274,7 @@ impl Oracle {
             let found = stamp::parse(bytes, open.volume, sector);
             let Ok(value) = found else { return Err(self.violation(&open, sector, found)) };
             let former = self.former(value, open.volume, sector);
-            let seen = Seen { value, start: open.start, end, number: id.0, former };
+            let seen = SectorRead { value, start: open.start, end, number: id.0, former };
             // Most reads provide no new information, and a chunk that does not change stays shared
             // with its clones.
             let is_known = match self.sector(open.volume, sector) {
@@ -366,7 +368,7 @@ impl Oracle {
     /// volume.
     pub fn device_goes(&mut self, volume: u32, dropped: BTreeSet<u64>) {
         self.device_dropped(volume, Some(&dropped));
-        self.away.insert(volume, Away { since: self.clock, until: NEVER, dropped });
+        self.away.insert(volume, PulledDevice { since: self.clock, until: NEVER, dropped });
     }
 
     /// Records that the device is back, and that the volume is served from it again.
@@ -384,7 +386,7 @@ impl Oracle {
     fn end_all(&mut self) {
         let next = self.next;
         for (id, open) in core::mem::take(&mut self.open) {
-            if matches!(open.kind, Kind::Discard) {
+            if matches!(open.kind, PendingOpKind::Discard) {
                 self.each(open.volume, open.sectors, |sector| sector.end_discard(id.0, next));
             }
         }
@@ -411,8 +413,9 @@ impl Oracle {
     fn add_echoes(&mut self, volume: u32, dropped: &BTreeSet<u64>) {
         let (block, now) = (self.block, self.clock);
         let mut open = std::mem::take(&mut self.open);
-        for write in
-            open.values_mut().filter(|open| matches!(open.kind, Kind::Write { .. }) && open.volume == volume)
+        for write in open
+            .values_mut()
+            .filter(|open| matches!(open.kind, PendingOpKind::Write { .. }) && open.volume == volume)
         {
             let Range { start, end } = write.sectors;
             let edges = (start / block * block..start).chain(end..end.next_multiple_of(block));
@@ -420,7 +423,7 @@ impl Oracle {
                 for content in self.sector_mut(volume, sector).candidates() {
                     let number = self.next;
                     self.next += 1;
-                    self.sector_mut(volume, sector).begin(Version::begun(number, content, now));
+                    self.sector_mut(volume, sector).begin(SectorVersion::begun(number, content, now));
                     write.echoes.push((sector, number));
                 }
             }
@@ -469,17 +472,17 @@ impl Oracle {
         self.clock
     }
 
-    fn begin(&mut self, kind: Kind, volume: u32, sectors: Range<u64>) -> OpId {
+    fn begin(&mut self, kind: PendingOpKind, volume: u32, sectors: Range<u64>) -> OpId {
         let start = self.tick();
         let id = OpId(self.next);
         self.next += 1;
-        self.open.insert(id, Open { kind, volume, sectors, start, echoes: Vec::new() });
+        self.open.insert(id, PendingOp { kind, volume, sectors, start, echoes: Vec::new() });
         id
     }
 
-    fn put_down(&mut self, id: OpId, volume: u32, sectors: Range<u64>, content: Content) {
+    fn put_down(&mut self, id: OpId, volume: u32, sectors: Range<u64>, content: VersionContent) {
         let start = self.clock;
-        self.each(volume, sectors, |sector| sector.begin(Version::begun(id.0, content, start)));
+        self.each(volume, sectors, |sector| sector.begin(SectorVersion::begun(id.0, content, start)));
     }
 
     fn flush(&mut self, volume: Option<u32>, started: u64) {
@@ -497,7 +500,7 @@ impl Oracle {
 
     /// Returns the event at which the oldest read in flight began.
     fn oldest_read(&self) -> u64 {
-        let reads = self.open.values().filter(|open| matches!(open.kind, Kind::Read));
+        let reads = self.open.values().filter(|open| matches!(open.kind, PendingOpKind::Read));
         reads.map(|open| open.start).min().unwrap_or(NEVER)
     }
 
@@ -529,11 +532,11 @@ impl Oracle {
     }
 
     /// Returns the write number by which a value can be a former value of this sector.
-    fn former(&self, value: Value, volume: u32, sector: u64) -> Option<u64> {
+    fn former(&self, value: SectorValue, volume: u32, sector: u64) -> Option<u64> {
         match value {
-            Value::Zero => Some(0),
-            Value::Written(0) => (self.firsts[volume as usize] == value).then_some(0),
-            Value::Written(number) => {
+            SectorValue::Zero => Some(0),
+            SectorValue::Written(0) => (self.firsts[volume as usize] == value).then_some(0),
+            SectorValue::Written(number) => {
                 let (written, sectors) =
                     self.writes.get(&number).or_else(|| self.thin_writes.get(&number))?;
                 (*written == volume && sectors.contains(&sector)).then_some(number)
@@ -541,15 +544,15 @@ impl Oracle {
         }
     }
 
-    fn violation(&self, open: &Open, sector: u64, found: Result<Value, StampError>) -> Violation {
+    fn violation(&self, open: &PendingOp, sector: u64, found: Result<SectorValue, StampError>) -> Violation {
         let allowed = match self.sector(open.volume, sector) {
             Some(state) => state.allowed(open.start),
-            None => vec![Content::Value(self.firsts[open.volume as usize])],
+            None => vec![VersionContent::Value(self.firsts[open.volume as usize])],
         };
-        let text = |content: &Content| match content {
-            Content::Value(value) => value.to_string(),
-            Content::Former { before: NEVER } => "zeroes or anything written so far".to_owned(),
-            Content::Former { before } => format!("zeroes or anything before write {before}"),
+        let text = |content: &VersionContent| match content {
+            VersionContent::Value(value) => value.to_string(),
+            VersionContent::Former { before: NEVER } => "zeroes or anything written so far".to_owned(),
+            VersionContent::Former { before } => format!("zeroes or anything before write {before}"),
         };
         Violation { volume: open.volume, sector, found, allowed: allowed.iter().map(text).collect() }
     }

@@ -2,14 +2,14 @@
 //! blocks, on each kind of volume in each mode, beside each kind of failing device. A case that was
 //! never requested was never judged, so the counts show the gaps.
 
-use crate::system::{Mode, Standing};
+use crate::system::{DataLocation, Mode};
 use crate::workload::Step;
 use std::ops::Range;
 
 /// A kind of request, with its flags.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(missing_docs, reason = "the protocols' own words")]
-pub enum Asked {
+pub enum RequestKind {
     Read,
     Write,
     WriteFua,
@@ -23,7 +23,7 @@ pub enum Asked {
 
 /// How a request is aligned to the blocks of the set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Lies {
+pub enum Alignment {
     /// It covers whole blocks, or no sectors at all.
     Whole,
     /// It begins or ends within a block.
@@ -34,7 +34,7 @@ pub enum Lies {
 
 /// Which devices have failed since the process began.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Failed {
+pub enum FailedDevices {
     /// None.
     Nothing,
     /// The cache device.
@@ -47,43 +47,46 @@ pub enum Failed {
 
 /// The circumstances of a request; its fields index the counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Case {
+pub struct CoverageCase {
     /// The kind of request.
-    pub asked: Asked,
+    pub asked: RequestKind,
     /// Its alignment.
-    pub lies: Lies,
+    pub lies: Alignment,
     /// Where the volume has its data.
-    pub standing: Standing,
+    pub standing: DataLocation,
     /// Which devices have failed.
-    pub failed: Failed,
+    pub failed: FailedDevices,
 }
 
-const ASKED: [(Asked, &str); 9] = [
-    (Asked::Read, "read"),
-    (Asked::Write, "write"),
-    (Asked::WriteFua, "write, FUA"),
-    (Asked::Flush, "flush"),
-    (Asked::Discard, "discard"),
-    (Asked::Zero, "zero"),
-    (Asked::ZeroFua, "zero, FUA"),
-    (Asked::Unmap, "zero, unmap"),
-    (Asked::UnmapFua, "zero, unmap, FUA"),
+const ASKED: [(RequestKind, &str); 9] = [
+    (RequestKind::Read, "read"),
+    (RequestKind::Write, "write"),
+    (RequestKind::WriteFua, "write, FUA"),
+    (RequestKind::Flush, "flush"),
+    (RequestKind::Discard, "discard"),
+    (RequestKind::Zero, "zero"),
+    (RequestKind::ZeroFua, "zero, FUA"),
+    (RequestKind::Unmap, "zero, unmap"),
+    (RequestKind::UnmapFua, "zero, unmap, FUA"),
 ];
-const LIES: [(Lies, &str); 3] =
-    [(Lies::Whole, ""), (Lies::Within, ", part of a block"), (Lies::Behind, ", beyond the last block")];
-const STANDINGS: [(Standing, &str); 6] = [
-    (Standing::Detached, "no cache"),
-    (Standing::Cached(Mode::Writethrough), "writethrough"),
-    (Standing::Cached(Mode::Writeback), "writeback"),
-    (Standing::Cached(Mode::Writearound), "writearound"),
-    (Standing::Cached(Mode::None), "none"),
-    (Standing::CacheAlone, "flash-only"),
+const LIES: [(Alignment, &str); 3] = [
+    (Alignment::Whole, ""),
+    (Alignment::Within, ", part of a block"),
+    (Alignment::Behind, ", beyond the last block"),
 ];
-const FAILED: [(Failed, &str); 4] = [
-    (Failed::Nothing, ""),
-    (Failed::Cache, ", the cache has failed"),
-    (Failed::Backing, ", the backing device has failed"),
-    (Failed::Both, ", both devices have failed"),
+const STANDINGS: [(DataLocation, &str); 6] = [
+    (DataLocation::Detached, "no cache"),
+    (DataLocation::Cached(Mode::Writethrough), "writethrough"),
+    (DataLocation::Cached(Mode::Writeback), "writeback"),
+    (DataLocation::Cached(Mode::Writearound), "writearound"),
+    (DataLocation::Cached(Mode::None), "none"),
+    (DataLocation::CacheAlone, "flash-only"),
+];
+const FAILED: [(FailedDevices, &str); 4] = [
+    (FailedDevices::Nothing, ""),
+    (FailedDevices::Cache, ", the cache has failed"),
+    (FailedDevices::Backing, ", the backing device has failed"),
+    (FailedDevices::Both, ", both devices have failed"),
 ];
 
 /// Returns the index of `wanted` in a list of names.
@@ -91,7 +94,7 @@ fn place<T: PartialEq>(names: &[(T, &str)], wanted: &T) -> usize {
     names.iter().position(|(named, _)| named == wanted).expect("each has a name")
 }
 
-impl Asked {
+impl RequestKind {
     /// Returns the request kind of a step with its volume and sectors; `None` if the step is not a
     /// request.
     #[must_use]
@@ -117,7 +120,7 @@ impl Asked {
     }
 }
 
-impl Lies {
+impl Alignment {
     /// Classifies `sectors` of a volume of `size` sectors, in a set with blocks of `block` sectors.
     #[must_use]
     pub const fn of(sectors: &Range<u64>, size: u64, block: u64) -> Self {
@@ -131,15 +134,16 @@ impl Lies {
     }
 }
 
-impl Case {
+impl CoverageCase {
     /// Returns whether such a request can exist.
     #[must_use]
     pub const fn is_possible(&self) -> bool {
-        let has_place = !matches!((self.asked, self.lies), (Asked::Flush, Lies::Within | Lies::Behind));
+        let has_place =
+            !matches!((self.asked, self.lies), (RequestKind::Flush, Alignment::Within | Alignment::Behind));
         // A volume in the cache alone consists of whole blocks and has no other device.
-        let is_alone = matches!(self.standing, Standing::CacheAlone);
-        let takes_a_device =
-            matches!(self.lies, Lies::Behind) || matches!(self.failed, Failed::Backing | Failed::Both);
+        let is_alone = matches!(self.standing, DataLocation::CacheAlone);
+        let takes_a_device = matches!(self.lies, Alignment::Behind)
+            || matches!(self.failed, FailedDevices::Backing | FailedDevices::Both);
         has_place && !(is_alone && takes_a_device)
     }
 
@@ -161,7 +165,7 @@ impl Case {
     }
 }
 
-impl std::fmt::Display for Case {
+impl std::fmt::Display for CoverageCase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [asked, lies, standing, failed] = [
             ASKED[place(&ASKED, &self.asked)].1,
@@ -175,16 +179,16 @@ impl std::fmt::Display for Case {
 
 /// How often each case was requested.
 #[derive(Clone, Copy, Debug)]
-pub struct Reached([[[[u64; FAILED.len()]; STANDINGS.len()]; LIES.len()]; ASKED.len()]);
+pub struct RequestCoverage([[[[u64; FAILED.len()]; STANDINGS.len()]; LIES.len()]; ASKED.len()]);
 
-impl Default for Reached {
+impl Default for RequestCoverage {
     fn default() -> Self {
         Self([[[[0; FAILED.len()]; STANDINGS.len()]; LIES.len()]; ASKED.len()])
     }
 }
 
-impl Reached {
-    fn places(case: &Case) -> [usize; 4] {
+impl RequestCoverage {
+    fn places(case: &CoverageCase) -> [usize; 4] {
         [
             place(&ASKED, &case.asked),
             place(&LIES, &case.lies),
@@ -194,29 +198,29 @@ impl Reached {
     }
 
     /// Counts one more request.
-    pub fn count(&mut self, case: &Case) {
+    pub fn count(&mut self, case: &CoverageCase) {
         let [asked, lies, standing, failed] = Self::places(case);
         self.0[asked][lies][standing][failed] += 1;
     }
 
     /// Returns how often this case was requested.
     #[must_use]
-    pub fn of(&self, case: &Case) -> u64 {
+    pub fn of(&self, case: &CoverageCase) -> u64 {
         let [asked, lies, standing, failed] = Self::places(case);
         self.0[asked][lies][standing][failed]
     }
 
     /// Adds the counts of `other`.
     pub fn add(&mut self, other: &Self) {
-        for case in Case::all() {
+        for case in CoverageCase::all() {
             let [asked, lies, standing, failed] = Self::places(&case);
             self.0[asked][lies][standing][failed] += other.of(&case);
         }
     }
 
     /// Returns the possible cases that were never requested.
-    pub fn missing(&self) -> impl Iterator<Item = Case> + '_ {
-        Case::all().filter(|case| self.of(case) == 0)
+    pub fn missing(&self) -> impl Iterator<Item = CoverageCase> + '_ {
+        CoverageCase::all().filter(|case| self.of(case) == 0)
     }
 
     /// Formats a table with a row for each kind of request and alignment. Each kind of volume has
@@ -226,16 +230,17 @@ impl Reached {
         let head = STANDINGS.iter().map(|(_, name)| format!(" {name:>12} {:>7}", "failing"));
         let mut lines = vec![format!("{:<40}{}", "requests by mode", head.collect::<String>())];
         for (asked, lies) in ASKED.iter().flat_map(|asked| LIES.iter().map(move |lies| (asked, lies))) {
-            let cell = |standing: &Standing, of: fn(Failed) -> bool| -> Option<u64> {
-                let case = |failed| Case { asked: asked.0, lies: lies.0, standing: *standing, failed };
+            let cell = |standing: &DataLocation, of: fn(FailedDevices) -> bool| -> Option<u64> {
+                let case =
+                    |failed| CoverageCase { asked: asked.0, lies: lies.0, standing: *standing, failed };
                 let failed = FAILED.iter().map(|(failed, _)| *failed).filter(|failed| of(*failed));
-                let cases = failed.map(case).filter(Case::is_possible);
+                let cases = failed.map(case).filter(CoverageCase::is_possible);
                 cases.map(|case| self.of(&case)).reduce(|sum, count| sum + count)
             };
             let text = |count: Option<u64>| count.map_or("-".to_owned(), |count| count.to_string());
             let cells = STANDINGS.iter().map(|(standing, _)| {
-                let calm = cell(standing, |failed| failed == Failed::Nothing);
-                let failing = cell(standing, |failed| failed != Failed::Nothing);
+                let calm = cell(standing, |failed| failed == FailedDevices::Nothing);
+                let failing = cell(standing, |failed| failed != FailedDevices::Nothing);
                 format!(" {:>12} {:>7}", text(calm), text(failing))
             });
             let cells: String = cells.collect();
@@ -253,32 +258,34 @@ mod tests {
 
     #[test]
     fn what_lies_behind_the_last_block_is_told_from_what_lies_within_one() {
-        assert_eq!(Lies::of(&(0..8), 19, 8), Lies::Whole);
-        assert_eq!(Lies::of(&(4..8), 19, 8), Lies::Within);
-        assert_eq!(Lies::of(&(8..17), 19, 8), Lies::Behind);
-        assert_eq!(Lies::of(&(0..0), 19, 8), Lies::Whole);
+        assert_eq!(Alignment::of(&(0..8), 19, 8), Alignment::Whole);
+        assert_eq!(Alignment::of(&(4..8), 19, 8), Alignment::Within);
+        assert_eq!(Alignment::of(&(8..17), 19, 8), Alignment::Behind);
+        assert_eq!(Alignment::of(&(0..0), 19, 8), Alignment::Whole);
     }
 
     #[test]
     fn each_case_is_counted_once() {
-        let mut reached = Reached::default();
-        let all = Case::all().count();
+        let mut reached = RequestCoverage::default();
+        let all = CoverageCase::all().count();
         assert_eq!(reached.missing().count(), all);
-        for case in Case::all() {
+        for case in CoverageCase::all() {
             reached.count(&case);
         }
         assert_eq!(reached.missing().count(), 0);
         let mut twice = reached;
         twice.add(&reached);
-        assert!(Case::all().all(|case| twice.of(&case) == 2));
+        assert!(CoverageCase::all().all(|case| twice.of(&case) == 2));
     }
 
     #[test]
     fn what_cannot_be_is_no_gap() {
-        let case = |asked, lies, standing, failed| Case { asked, lies, standing, failed };
-        let flush = case(Asked::Flush, Lies::Behind, Standing::Detached, Failed::Nothing);
-        let alone = case(Asked::Read, Lies::Whole, Standing::CacheAlone, Failed::Backing);
-        let kept = case(Asked::Read, Lies::Within, Standing::CacheAlone, Failed::Cache);
+        let case = |asked, lies, standing, failed| CoverageCase { asked, lies, standing, failed };
+        let flush =
+            case(RequestKind::Flush, Alignment::Behind, DataLocation::Detached, FailedDevices::Nothing);
+        let alone =
+            case(RequestKind::Read, Alignment::Whole, DataLocation::CacheAlone, FailedDevices::Backing);
+        let kept = case(RequestKind::Read, Alignment::Within, DataLocation::CacheAlone, FailedDevices::Cache);
         assert!(!flush.is_possible() && !alone.is_possible() && kept.is_possible());
     }
 }

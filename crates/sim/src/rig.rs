@@ -10,17 +10,17 @@ pub(crate) mod panic;
 
 use crate::digest::mix;
 use crate::disk::{Device, Survivors};
-use crate::driver::{CHARGE_NS_MAX, Crash, Halt, SimDriver, World, trace};
-use crate::failure::Fault;
-use crate::figures::Figures;
+use crate::driver::{CHARGE_NS_MAX, Crash, HaltReason, SimDriver, World, trace};
+use crate::failure::FailureKind;
+use crate::figures::RunCounts;
 use crate::note::{MemoryNote, NoteState};
 use crate::oracle::Oracle;
-use crate::reached::Reached;
-use crate::stamp::Value;
+use crate::reached::RequestCoverage;
+use crate::stamp::SectorValue;
 use crate::system::{Geometry, System};
 use bcached_engine::{BucketCount, Phases};
 use bcached_env::rng::Rng;
-use bcached_env::{Executor, Order};
+use bcached_env::{Executor, RunOrder};
 use client::Client;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -51,8 +51,8 @@ impl Snapshot {
     pub fn made(system: &dyn System, geometry: &Geometry, seed: u64) -> Self {
         let devices = system.make(geometry, seed);
         // Backing devices initially hold stamps.
-        let mut firsts = vec![Value::Written(0); geometry.volumes.len()];
-        firsts.resize(geometry.count() as usize, Value::Zero);
+        let mut firsts = vec![SectorValue::Written(0); geometry.volumes.len()];
+        firsts.resize(geometry.count() as usize, SectorValue::Zero);
         let oracle = Oracle::new(firsts).with_blocks(u64::from(geometry.set_block_sectors));
         let note = NoteState::new(geometry.note_records);
         Self { devices, note, oracle }
@@ -108,7 +108,7 @@ pub struct Rig {
     seed: u64,
     lives: u64,
     requests: Rc<Cell<u64>>,
-    reached: Rc<RefCell<Reached>>,
+    reached: Rc<RefCell<RequestCoverage>>,
     /// The devices after the last orderly stops, the newest last.
     copies: VecDeque<Vec<Device>>,
     /// The bucket counts of the last process at its orderly stop.
@@ -178,9 +178,9 @@ impl Rig {
     pub fn live<T: 'static, F>(
         &mut self,
         script: impl FnOnce(Client) -> F + 'static,
-    ) -> Result<Option<T>, Fault>
+    ) -> Result<Option<T>, FailureKind>
     where
-        F: Future<Output = Result<T, Fault>> + 'static,
+        F: Future<Output = Result<T, FailureKind>> + 'static,
     {
         let (mut executor, birth) = self.executor();
         let (noticed, waiting) = (Rc::clone(&birth.fault), Rc::clone(&birth.waiting));
@@ -190,7 +190,7 @@ impl Rig {
             drop(executor);
             outcome
         });
-        let outcome = outcome.map_err(Fault::Panic)?;
+        let outcome = outcome.map_err(FailureKind::Panic)?;
         if let Some(fault) = noticed.borrow_mut().take() {
             return Err(fault);
         }
@@ -207,18 +207,18 @@ impl Rig {
     }
 
     /// Creates an executor for the next process, and that process's initial state.
-    pub(crate) fn executor(&mut self) -> (Executor, client::Birth) {
+    pub(crate) fn executor(&mut self) -> (Executor, client::ClientSetup) {
         self.lives += 1;
         *self.counted.borrow_mut() = None;
         let seed = mix(&[self.seed, self.lives, 2]);
         let driver = Box::new(SimDriver::new(Rc::clone(&self.world)));
-        let mut executor = Executor::new(driver, Order::Seeded(Rng::new(seed)), mix(&[seed, 3]));
+        let mut executor = Executor::new(driver, RunOrder::Seeded(Rng::new(seed)), mix(&[seed, 3]));
         // Nodes are small here. Half of the processes yield wherever a process with large nodes
         // would.
         if mix(&[seed, 4]).is_multiple_of(2) {
             executor = executor.out_of_breath();
         }
-        let birth = client::Birth {
+        let birth = client::ClientSetup {
             env: executor.env(),
             system: Rc::clone(&self.system),
             geometry: self.geometry.clone(),
@@ -238,21 +238,21 @@ impl Rig {
     }
 
     /// Returns a fault that the world itself has detected.
-    pub(crate) fn complaint(&self) -> Option<Fault> {
+    pub(crate) fn complaint(&self) -> Option<FailureKind> {
         let world = self.world.borrow();
         if let Some(what) = world.refused() {
-            return Some(Fault::Form(what.to_owned()));
+            return Some(FailureKind::Form(what.to_owned()));
         }
-        (world.charge_max() > CHARGE_NS_MAX).then(|| Fault::Long(world.charge_max()))
+        (world.charge_max() > CHARGE_NS_MAX).then(|| FailureKind::Long(world.charge_max()))
     }
 
     /// Returns the fault of a world that halted by itself, with the requests in `waiting`
     /// unanswered.
-    fn waited(&self, waiting: &BTreeMap<u64, String>) -> Option<Fault> {
+    fn waited(&self, waiting: &BTreeMap<u64, String>) -> Option<FailureKind> {
         match self.world.borrow().halted() {
-            Some(halt @ (Halt::Stuck | Halt::Late | Halt::Spinning)) => {
+            Some(halt @ (HaltReason::Stuck | HaltReason::Late | HaltReason::Spinning)) => {
                 let waiting = waiting.values().take(WAITING_SHOWN).cloned().collect();
-                Some(Fault::Waiting { halt: halt.clone(), waiting })
+                Some(FailureKind::Waiting { halt: halt.clone(), waiting })
             }
             _ => None,
         }
@@ -283,7 +283,7 @@ impl Rig {
     ///
     /// # Errors
     /// If the checker does not detect that.
-    pub fn damage_table(&self, seed: u64) -> Result<(), Fault> {
+    pub fn damage_table(&self, seed: u64) -> Result<(), FailureKind> {
         let mut world = self.world.borrow_mut();
         if !self.system.damage_table(&mut world.devices, seed) {
             return Ok(());
@@ -292,7 +292,7 @@ impl Rig {
         if self.system.finds_damage(&world.devices) {
             Ok(())
         } else {
-            Err(Fault::Structure(vec!["the damage to the table of volumes is not found".to_owned()]))
+            Err(FailureKind::Structure(vec!["the damage to the table of volumes is not found".to_owned()]))
         }
     }
 
@@ -316,7 +316,7 @@ impl Rig {
     ///
     /// # Errors
     /// If it serves, or has written.
-    pub fn meet_older(&self, seed: u64) -> Result<(), Fault> {
+    pub fn meet_older(&self, seed: u64) -> Result<(), FailureKind> {
         let mut rng = Rng::new(seed);
         let now = self.world.borrow().devices.clone();
         // Only copies from before the last stop are sure to differ.
@@ -334,15 +334,15 @@ impl Rig {
         let (system, geometry) = (Rc::clone(&self.system), self.geometry.clone());
         let mut rig = Self::resume(system, geometry, self.depth, rng.next(), start);
         match rig.live(|_| async { Ok(()) }) {
-            Err(Fault::Open(_)) => {}
+            Err(FailureKind::Open(_)) => {}
             Err(other) => return Err(other),
-            Ok(_) => return Err(Fault::Older { device: which, what: "it was served" }),
+            Ok(_) => return Err(FailureKind::Older { device: which, what: "it was served" }),
         }
         let concerned = if which == 0 { 1..devices.len() } else { which..which + 1 };
         let world = rig.world.borrow();
         let is_changed = |index: usize| !devices[index].has_content_of(&world.devices[index]);
         if concerned.into_iter().any(is_changed) {
-            return Err(Fault::Older { device: which, what: "data was written to a refused volume" });
+            return Err(FailureKind::Older { device: which, what: "data was written to a refused volume" });
         }
         Ok(())
     }
@@ -357,7 +357,7 @@ impl Rig {
     ///
     /// # Errors
     /// The inconsistencies found.
-    pub fn inspect(&self) -> Result<(), Fault> {
+    pub fn inspect(&self) -> Result<(), FailureKind> {
         let devices = &self.world.borrow().devices;
         if devices[0].is_spoiled {
             // The checker reports that damage, as it should, and little else is consistent without
@@ -366,8 +366,8 @@ impl Rig {
         }
         let counted = self.counted.borrow();
         let faults =
-            panic::caught(|| self.system.inspect(devices, counted.as_deref())).map_err(Fault::Panic)?;
-        if faults.is_empty() { Ok(()) } else { Err(Fault::Structure(faults)) }
+            panic::caught(|| self.system.inspect(devices, counted.as_deref())).map_err(FailureKind::Panic)?;
+        if faults.is_empty() { Ok(()) } else { Err(FailureKind::Structure(faults)) }
     }
 
     /// Returns the current state.
@@ -382,14 +382,14 @@ impl Rig {
 
     /// Returns counts of what was done so far.
     #[must_use]
-    pub fn figures(&self) -> Figures {
+    pub fn figures(&self) -> RunCounts {
         let world = self.world.borrow();
         let (operations, virtual_ns) = (world.operations(), world.now());
         let (lives, requests) = (self.lives, self.requests.get());
         let longest_ns = world.charge_max();
-        let (begun, hosting) = (Figures::begun(&self.phases), world.hosting);
+        let (begun, hosting) = (RunCounts::begun(&self.phases), world.hosting);
         let reached = *self.reached.borrow();
-        Figures {
+        RunCounts {
             requests,
             operations,
             lives,
@@ -398,7 +398,7 @@ impl Rig {
             begun,
             hosting,
             reached,
-            ..Figures::default()
+            ..RunCounts::default()
         }
     }
 }

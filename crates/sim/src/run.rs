@@ -2,10 +2,10 @@
 //! what happens after each crash.
 
 use crate::digest::mix;
-use crate::disk::{self, Landed, OpKind, Rule, Survivors};
+use crate::disk::{self, FaultRule, OpKind, Survivors, WrittenPart};
 use crate::driver::Crash;
-use crate::failure::Fault;
-use crate::figures::Figures;
+use crate::failure::FailureKind;
+use crate::figures::RunCounts;
 use crate::growth;
 use crate::rig::client::Client;
 use crate::rig::{Rig, Snapshot};
@@ -27,9 +27,9 @@ const REFUSED: u32 = 6;
 ///
 /// # Errors
 /// A fault during the growth of the set that it starts from.
-pub fn rig_for(system: &Rc<dyn System>, workload: &Workload) -> Result<Rig, Fault> {
+pub fn rig_for(system: &Rc<dyn System>, workload: &Workload) -> Result<Rig, FailureKind> {
     let start = match workload.grown {
-        Some(brink) => growth::grown(system, brink)?,
+        Some(growth) => growth::grown(system, growth)?,
         None => Snapshot::made(system.as_ref(), &workload.geometry, seed_of(workload)),
     };
     Ok(rig_from(system, workload, start))
@@ -54,7 +54,7 @@ pub fn rig_from(system: &Rc<dyn System>, workload: &Workload, start: Snapshot) -
 ///
 /// # Errors
 /// The first fault.
-pub fn whole_of(system: &Rc<dyn System>, workload: &Workload) -> Result<Figures, Fault> {
+pub fn whole_of(system: &Rc<dyn System>, workload: &Workload) -> Result<RunCounts, FailureKind> {
     whole(&mut rig_for(system, workload)?, workload)
 }
 
@@ -63,7 +63,7 @@ pub fn whole_of(system: &Rc<dyn System>, workload: &Workload) -> Result<Figures,
 ///
 /// # Errors
 /// The first fault.
-pub fn whole(rig: &mut Rig, workload: &Workload) -> Result<Figures, Fault> {
+pub fn whole(rig: &mut Rig, workload: &Workload) -> Result<RunCounts, FailureKind> {
     play(rig, workload)?;
     finish(rig, workload)?;
     Ok(rig.figures())
@@ -71,7 +71,7 @@ pub fn whole(rig: &mut Rig, workload: &Workload) -> Result<Figures, Fault> {
 
 /// The progress of the run, shared with the process that runs it.
 #[derive(Default)]
-struct Place {
+struct RunProgress {
     next: Cell<usize>,
     ending: Cell<Option<Restart>>,
     /// The seed of the damage to the volume table before the next process.
@@ -85,9 +85,9 @@ struct Place {
 ///
 /// # Errors
 /// The first fault.
-pub fn play(rig: &mut Rig, workload: &Workload) -> Result<bool, Fault> {
+pub fn play(rig: &mut Rig, workload: &Workload) -> Result<bool, FailureKind> {
     let steps: Rc<[Step]> = workload.steps.clone().into();
-    let place = Rc::new(Place::default());
+    let place = Rc::new(RunProgress::default());
     let keeps_copies = steps.iter().any(|step| matches!(step, Step::Older(_)));
     loop {
         let (script_steps, script_place) = (Rc::clone(&steps), Rc::clone(&place));
@@ -140,7 +140,7 @@ pub fn play(rig: &mut Rig, workload: &Workload) -> Result<bool, Fault> {
 
 /// Runs one process that loses its power after `points` points, with survivors drawn from `seed`.
 /// Returns false if the world was ended from outside.
-fn short_life(rig: &mut Rig, points: u64, seed: u64) -> Result<bool, Fault> {
+fn short_life(rig: &mut Rig, points: u64, seed: u64) -> Result<bool, FailureKind> {
     rig.inspect()?;
     {
         let mut world = rig.world.borrow_mut();
@@ -165,7 +165,7 @@ fn short_life(rig: &mut Rig, points: u64, seed: u64) -> Result<bool, Fault> {
 ///
 /// # Errors
 /// The first fault; a refusal is a fault if no device has failed.
-pub fn hard_start(rig: &mut Rig, seed: u64) -> Result<bool, Fault> {
+pub fn hard_start(rig: &mut Rig, seed: u64) -> Result<bool, FailureKind> {
     let mut rng = Rng::new(seed);
     if rng.one_in(2) {
         return Ok(true);
@@ -180,7 +180,7 @@ pub fn hard_start(rig: &mut Rig, seed: u64) -> Result<bool, Fault> {
         client.verify().await;
         Ok(())
     }) {
-        Err(Fault::Open(_) | Fault::Volumes { .. }) if rig.world.borrow().has_failed() => {}
+        Err(FailureKind::Open(_) | FailureKind::Volumes { .. }) if rig.world.borrow().has_failed() => {}
         lived => drop(lived?),
     }
     if rig.world.borrow().closed() {
@@ -193,12 +193,12 @@ pub fn hard_start(rig: &mut Rig, seed: u64) -> Result<bool, Fault> {
 }
 
 /// Draws a rule by which some operations of one kind fail, early in the life of a process.
-fn failing(rng: &mut Rng) -> Rule {
+fn failing(rng: &mut Rng) -> FaultRule {
     let mut pick = |count| usize::try_from(rng.below(count)).expect("few");
     let on = [OpKind::Read, OpKind::Write, OpKind::Flush][pick(3)];
-    let landed = [Landed::Nothing, Landed::Part, Landed::Everything][pick(3)];
+    let landed = [WrittenPart::Nothing, WrittenPart::Part, WrittenPart::Everything][pick(3)];
     let skip = u32::try_from(pick(24) >> pick(4)).expect("few");
-    Rule { skip, ..Rule::next(on, 1 << pick(4), disk::Fault::Fail(landed)) }
+    FaultRule { skip, ..FaultRule::next(on, 1 << pick(4), disk::DiskFault::Fail(landed)) }
 }
 
 /// Chooses the survivors of a crash: each of the two extremes has a quarter of the seeds.
@@ -210,7 +210,12 @@ const fn survivors(seed: u64) -> Survivors {
     }
 }
 
-async fn steps_from(client: Client, steps: Rc<[Step]>, place: Rc<Place>, verify: bool) -> Result<(), Fault> {
+async fn steps_from(
+    client: Client,
+    steps: Rc<[Step]>,
+    place: Rc<RunProgress>,
+    verify: bool,
+) -> Result<(), FailureKind> {
     if verify {
         client.verify().await;
     }
@@ -248,7 +253,7 @@ async fn steps_from(client: Client, steps: Rc<[Step]>, place: Rc<Place>, verify:
 ///
 /// # Errors
 /// The first fault.
-pub fn finish(rig: &mut Rig, workload: &Workload) -> Result<(), Fault> {
+pub fn finish(rig: &mut Rig, workload: &Workload) -> Result<(), FailureKind> {
     rig.crash(Crash::ProcessDeath, Survivors::Everything);
     verified_life(rig, Vec::new())?;
     rig.crash(Crash::PowerCut, Survivors::Nothing);
@@ -276,15 +281,15 @@ pub(crate) fn last_steps(workload: &Workload) -> Vec<Step> {
 
 /// Runs one process whose backing devices refuse writes for some time and then accept them: its
 /// dirty data must be written back within its life. Then the process dies.
-fn refused_life(rig: &mut Rig, workload: &Workload) -> Result<(), Fault> {
+fn refused_life(rig: &mut Rig, workload: &Workload) -> Result<(), FailureKind> {
     rig.heal();
     rig.troubled = true;
     let steps = last_steps(workload);
     rig.live(|client| async move {
         client.go_through(steps).await;
         for device in &mut client.world().borrow_mut().devices[1..] {
-            let fault = disk::Fault::Fail(Landed::Nothing);
-            device.faults.add(Rule::next(OpKind::Write, REFUSED, fault));
+            let fault = disk::DiskFault::Fail(WrittenPart::Nothing);
+            device.faults.add(FaultRule::next(OpKind::Write, REFUSED, fault));
         }
         client.written_back().await
     })?;
@@ -298,7 +303,7 @@ fn refused_life(rig: &mut Rig, workload: &Workload) -> Result<(), Fault> {
 ///
 /// # Errors
 /// The first fault.
-pub fn verified_life(rig: &mut Rig, steps: Vec<Step>) -> Result<(), Fault> {
+pub fn verified_life(rig: &mut Rig, steps: Vec<Step>) -> Result<(), FailureKind> {
     rig.heal();
     let (beside_walk, afterwards) =
         if rig.geometry.slow_nodes().is_some() { (steps, Vec::new()) } else { (Vec::new(), steps) };
@@ -315,9 +320,9 @@ pub fn verified_life(rig: &mut Rig, steps: Vec<Step>) -> Result<(), Fault> {
 }
 
 /// Runs one process and, if the world did not end meanwhile, checks what it leaves.
-fn inspected_life<F>(rig: &mut Rig, script: impl FnOnce(Client) -> F + 'static) -> Result<(), Fault>
+fn inspected_life<F>(rig: &mut Rig, script: impl FnOnce(Client) -> F + 'static) -> Result<(), FailureKind>
 where
-    F: Future<Output = Result<(), Fault>> + 'static,
+    F: Future<Output = Result<(), FailureKind>> + 'static,
 {
     if rig.live(script)?.is_none() {
         return Ok(());

@@ -8,12 +8,12 @@
 
 use crate::digest::mix;
 use crate::disk::{Device, Survivors};
-use crate::driver::{Crash, Halt, OpView};
-use crate::failure::Fault;
+use crate::driver::{Crash, HaltReason, OpView};
+use crate::failure::FailureKind;
 use crate::note::NoteState;
 use crate::rig::Rig;
 use crate::rig::client::Client;
-use crate::stamp::Value;
+use crate::stamp::SectorValue;
 use crate::system::{Geometry, Refusal, System};
 use crate::workload::Step;
 use bcached_env::{Executor, join_all};
@@ -26,12 +26,12 @@ use std::rc::Rc;
 const DEPTH: usize = 16;
 
 /// A system on its devices, running or not.
-pub struct Stage {
+pub struct ScenarioRig {
     rig: Rig,
     running: Option<(Executor, Client)>,
 }
 
-impl Stage {
+impl ScenarioRig {
     /// Makes a new system without starting it.
     #[must_use]
     pub fn new(system: Rc<dyn System>, geometry: Geometry, seed: u64) -> Self {
@@ -42,7 +42,7 @@ impl Stage {
     ///
     /// # Errors
     /// If it does not open, or the world halts meanwhile.
-    pub fn start(&mut self) -> Result<(), Fault> {
+    pub fn start(&mut self) -> Result<(), FailureKind> {
         assert!(self.running.is_none(), "one process at a time");
         let (mut executor, birth) = self.rig.executor();
         let opened = executor.block_on(birth.open());
@@ -62,7 +62,7 @@ impl Stage {
     ///
     /// # Errors
     /// What is wrong with the answer.
-    pub fn ask(&mut self, step: Step) -> Result<(), Fault> {
+    pub fn ask(&mut self, step: Step) -> Result<(), FailureKind> {
         self.together(vec![step])
     }
 
@@ -70,7 +70,7 @@ impl Stage {
     ///
     /// # Errors
     /// What is wrong with an answer.
-    pub fn together(&mut self, steps: Vec<Step>) -> Result<(), Fault> {
+    pub fn together(&mut self, steps: Vec<Step>) -> Result<(), FailureKind> {
         self.play(move |client| async move {
             for step in steps {
                 client.go(step).await;
@@ -85,7 +85,7 @@ impl Stage {
     ///
     /// # Errors
     /// If the world halts, or a read returns what it may not.
-    pub fn attempt(&mut self, steps: Vec<Step>) -> Result<Vec<Result<(), Refusal>>, Fault> {
+    pub fn attempt(&mut self, steps: Vec<Step>) -> Result<Vec<Result<(), Refusal>>, FailureKind> {
         self.play(move |client| async move {
             Ok(join_all(steps.into_iter().map(|step| client.attempt(step))).await)
         })
@@ -95,11 +95,11 @@ impl Stage {
     ///
     /// # Errors
     /// If the read is refused or returns what it may not.
-    pub fn values(&mut self, volume: u32, sectors: Range<u64>) -> Result<Vec<Value>, Fault> {
+    pub fn values(&mut self, volume: u32, sectors: Range<u64>) -> Result<Vec<SectorValue>, FailureKind> {
         self.play(move |client| async move {
             let request = format!("read {volume} {sectors:?}");
             let values = client.values(volume, sectors).await;
-            values.map_err(|refusal| Fault::Refused { request, refusal })
+            values.map_err(|refusal| FailureKind::Refused { request, refusal })
         })
     }
 
@@ -107,11 +107,11 @@ impl Stage {
     ///
     /// # Errors
     /// If the read is refused.
-    pub fn unjudged(&mut self, volume: u32, sectors: Range<u64>) -> Result<Vec<Value>, Fault> {
+    pub fn unjudged(&mut self, volume: u32, sectors: Range<u64>) -> Result<Vec<SectorValue>, FailureKind> {
         self.play(move |client| async move {
             let request = format!("read {volume} {sectors:?}");
             let values = client.unjudged(volume, sectors).await;
-            values.map_err(|refusal| Fault::Refused { request, refusal })
+            values.map_err(|refusal| FailureKind::Refused { request, refusal })
         })
     }
 
@@ -131,7 +131,7 @@ impl Stage {
     ///
     /// # Errors
     /// The first sector that is not what it must be.
-    pub fn verify(&mut self) -> Result<(), Fault> {
+    pub fn verify(&mut self) -> Result<(), FailureKind> {
         self.play(|client| async move {
             client.verify().await;
             Ok(())
@@ -149,11 +149,11 @@ impl Stage {
         trap: impl FnMut(&OpView) -> bool + 'static,
         crash: Crash,
         survivors: Survivors,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), FailureKind> {
         self.crash_within(|stage| stage.together(steps), trap, crash, survivors)
     }
 
-    /// Does the same as [`Stage::crash_at`], in the middle of a start.
+    /// Does the same as [`ScenarioRig::crash_at`], in the middle of a start.
     ///
     /// # Errors
     /// If the system has opened without that operation, or something goes wrong before.
@@ -162,30 +162,30 @@ impl Stage {
         trap: impl FnMut(&OpView) -> bool + 'static,
         crash: Crash,
         survivors: Survivors,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), FailureKind> {
         self.crash_within(Self::start, trap, crash, survivors)
     }
 
-    /// Does the same as [`Stage::crash_at`], in the middle of whatever `act` does.
+    /// Does the same as [`ScenarioRig::crash_at`], in the middle of whatever `act` does.
     ///
     /// Only a halt at the trap is the crash of the story. A hang before it is a failure.
     ///
     /// # Errors
-    /// As [`Stage::crash_at`].
+    /// As [`ScenarioRig::crash_at`].
     pub fn crash_within(
         &mut self,
-        act: impl FnOnce(&mut Self) -> Result<(), Fault>,
+        act: impl FnOnce(&mut Self) -> Result<(), FailureKind>,
         trap: impl FnMut(&OpView) -> bool + 'static,
         crash: Crash,
         survivors: Survivors,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), FailureKind> {
         self.rig.world.borrow_mut().set_trap(Box::new(trap));
         let done = act(self);
         self.crash(crash, survivors);
         match done {
-            Err(Fault::Waiting { halt: Halt::Asked(_), .. }) => Ok(()),
+            Err(FailureKind::Waiting { halt: HaltReason::Requested(_), .. }) => Ok(()),
             Err(fault) => Err(fault),
-            Ok(()) => Err(Fault::Story("the operation to crash at never happened".to_owned())),
+            Ok(()) => Err(FailureKind::Story("the operation to crash at never happened".to_owned())),
         }
     }
 
@@ -199,7 +199,7 @@ impl Stage {
     ///
     /// # Errors
     /// If it does not stop, or leaves something unsound.
-    pub fn stop(&mut self) -> Result<(), Fault> {
+    pub fn stop(&mut self) -> Result<(), FailureKind> {
         self.play(|client| async move { client.stop().await })?;
         self.crash(Crash::ProcessDeath, Survivors::Nothing);
         self.rig.inspect()
@@ -226,9 +226,9 @@ impl Stage {
     ///
     /// # Errors
     /// The first fault noticed.
-    pub fn play<T: 'static, F>(&mut self, script: impl FnOnce(Client) -> F) -> Result<T, Fault>
+    pub fn play<T: 'static, F>(&mut self, script: impl FnOnce(Client) -> F) -> Result<T, FailureKind>
     where
-        F: Future<Output = Result<T, Fault>> + 'static,
+        F: Future<Output = Result<T, FailureKind>> + 'static,
     {
         let (executor, client) = self.running.as_mut().expect("the story starts the system first");
         let outcome = executor.block_on(script(client.clone()));
@@ -244,24 +244,24 @@ impl Stage {
         }
     }
 
-    fn halted(&self) -> Fault {
+    fn halted(&self) -> FailureKind {
         let halt = self.rig.world.borrow().halted().cloned();
         let halt = halt.expect("a script is unfinished only if the world halted");
-        Fault::Waiting { halt, waiting: Vec::new() }
+        FailureKind::Waiting { halt, waiting: Vec::new() }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disk::{Fault as DiskFault, OpKind, Rule};
+    use crate::disk::{DiskFault, FaultRule, OpKind};
     use crate::driver::CHARGE_NS_MAX;
     use crate::system::{Tuning, passthrough::Passthrough};
 
     const WRITE: Step = Step::Write { volume: 0, sectors: 0..8, fua: false };
     const FLUSH: Step = Step::Flush { volume: 0 };
 
-    fn stage() -> Stage {
+    fn stage() -> ScenarioRig {
         let geometry = Geometry {
             block_sectors: 8,
             set_block_sectors: 8,
@@ -275,7 +275,7 @@ mod tests {
             note_records: 100,
             tuning: Tuning::draw(0),
         };
-        let mut stage = Stage::new(Rc::new(Passthrough), geometry, 1);
+        let mut stage = ScenarioRig::new(Rc::new(Passthrough), geometry, 1);
         stage.start().expect("the system opens");
         stage
     }
@@ -288,18 +288,18 @@ mod tests {
     #[test]
     fn who_hangs_before_the_crash_has_not_crashed() {
         let mut stage = stage();
-        let never = Rule::next(OpKind::Write, 1, DiskFault::Never);
+        let never = FaultRule::next(OpKind::Write, 1, DiskFault::Never);
         stage.device(1).faults.add(never);
         let steps = vec![WRITE, Step::Settle, FLUSH];
         let done = stage.crash_at(steps, flush, Crash::PowerCut, Survivors::Nothing);
-        assert!(matches!(done, Err(Fault::Waiting { halt: Halt::Stuck, .. })), "{done:?}");
+        assert!(matches!(done, Err(FailureKind::Waiting { halt: HaltReason::Stuck, .. })), "{done:?}");
     }
 
     #[test]
     fn who_is_done_before_the_crash_has_not_crashed() {
         let mut stage = stage();
         let done = stage.crash_at(vec![WRITE], flush, Crash::PowerCut, Survivors::Nothing);
-        assert!(matches!(done, Err(Fault::Story(_))), "{done:?}");
+        assert!(matches!(done, Err(FailureKind::Story(_))), "{done:?}");
         stage.start().expect("the system opens");
         stage
             .crash_at(vec![FLUSH], flush, Crash::PowerCut, Survivors::Nothing)
@@ -313,6 +313,6 @@ mod tests {
             client.env().charge(CHARGE_NS_MAX + 1);
             Ok(())
         });
-        assert!(matches!(done, Err(Fault::Long(_))), "{done:?}");
+        assert!(matches!(done, Err(FailureKind::Long(_))), "{done:?}");
     }
 }

@@ -57,16 +57,16 @@ mod sizes;
 mod tests;
 
 use crate::crashpoints::aftermath;
-use crate::failure::Cut;
-use crate::growth::Brink;
+use crate::failure::CrashPoint;
+use crate::growth::GrowthStage;
 use crate::run::last_steps;
-use crate::workload::{Origin, Workload};
+use crate::workload::{StepSource, Workload};
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::path::Path;
 
-pub use parse::{Damage, ScriptError};
+pub use parse::{ScriptError, ScriptErrorKind};
 
 /// The version of the format. A reader knows only this one.
 pub const VERSION: u32 = 1;
@@ -77,13 +77,13 @@ pub struct Script {
     /// The workload; its origin is the script.
     pub workload: Workload,
     /// The crashes: none, one in the workload, one in the recovery from it, and so on.
-    pub cuts: Vec<Cut>,
+    pub cuts: Vec<CrashPoint>,
 }
 
 /// The reason why a file gives no script. The message is a whole sentence, which a chain of causes
 /// must not repeat.
 #[derive(Debug, thiserror::Error)]
-pub enum FileError {
+pub enum ScriptFileError {
     /// The file itself cannot be read or written.
     #[error("cannot {what} {file}: {why}")]
     File {
@@ -107,9 +107,9 @@ pub enum FileError {
 impl Script {
     /// Makes a script of `workload` as it is, ended by `cuts`.
     #[must_use]
-    pub fn of(workload: &Workload, cuts: &[Cut]) -> Self {
+    pub fn of(workload: &Workload, cuts: &[CrashPoint]) -> Self {
         let after = if cuts.is_empty() { last_steps(workload) } else { aftermath(workload, cuts) };
-        let origin = Origin::Script { file: String::new(), after };
+        let origin = StepSource::Script { file: String::new(), after };
         Self { workload: Workload { origin, kept: None, ..workload.clone() }, cuts: cuts.to_vec() }
     }
 
@@ -125,9 +125,9 @@ impl Script {
     ///
     /// # Errors
     /// If the file cannot be read, or what is wrong with its contents.
-    pub fn load(path: &Path) -> Result<Self, FileError> {
+    pub fn load(path: &Path) -> Result<Self, ScriptFileError> {
         let file = path.display().to_string();
-        let wrong = |why| FileError::File { what: "read", file: file.clone(), why };
+        let wrong = |why| ScriptFileError::File { what: "read", file: file.clone(), why };
         let mut bytes = Vec::new();
         // Reading a pipe could block forever.
         if !fs::metadata(path).map_err(wrong)?.is_file() {
@@ -136,18 +136,18 @@ impl Script {
         let opened = File::open(path).map_err(wrong)?;
         opened.take(limits::BYTES_MAX + 1).read_to_end(&mut bytes).map_err(wrong)?;
         let text = parse::text_of(&bytes).and_then(|text| Self::parse(text, &file));
-        text.map_err(|why| FileError::Script { file: file.clone(), why })
+        text.map_err(|why| ScriptFileError::Script { file: file.clone(), why })
     }
 
     /// Writes the script to `path`, which must not exist yet.
     ///
     /// # Errors
     /// If the file cannot be created, or the script exceeds the limits for reading it again.
-    pub fn save(&self, path: &Path) -> Result<(), FileError> {
+    pub fn save(&self, path: &Path) -> Result<(), ScriptFileError> {
         let (text, file) = (self.to_string(), path.display().to_string());
         let readable = parse::text_of(text.as_bytes()).and_then(|text| Self::parse(text, &file));
-        readable.map_err(|why| FileError::Script { file: file.clone(), why })?;
-        let wrong = |why| FileError::File { what: "write", file, why };
+        readable.map_err(|why| ScriptFileError::Script { file: file.clone(), why })?;
+        let wrong = |why| ScriptFileError::File { what: "write", file, why };
         let mut new = File::create_new(path).map_err(wrong.clone())?;
         new.write_all(text.as_bytes()).map_err(|why| {
             // Half a script is useless, and would block the next attempt.
@@ -158,12 +158,12 @@ impl Script {
 }
 
 /// Returns the word after `start`, which names what the devices contain at first.
-const fn start_word(grown: Option<Brink>) -> &'static str {
+const fn start_word(grown: Option<GrowthStage>) -> &'static str {
     match grown {
         None => "new",
-        Some(Brink::ThirdLevel) => "third-level",
-        Some(Brink::InteriorSplit) => "interior-split",
-        Some(Brink::Copse) => "copse",
+        Some(GrowthStage::ThirdLevel) => "third-level",
+        Some(GrowthStage::InteriorSplit) => "interior-split",
+        Some(GrowthStage::Copse) => "copse",
     }
 }
 
@@ -181,7 +181,7 @@ impl fmt::Display for Script {
         sizes::write(f, geometry)?;
         writeln!(f, "steps")?;
         steps.iter().try_for_each(|step| writeln!(f, "{step}"))?;
-        if let Origin::Script { after, .. } = origin
+        if let StepSource::Script { after, .. } = origin
             && !after.is_empty()
         {
             writeln!(f, "after")?;

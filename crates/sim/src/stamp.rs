@@ -24,14 +24,14 @@ const MAGIC: u64 = 0x5349_4d53_5441_4d50;
 
 /// The content of one sector.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Value {
+pub enum SectorValue {
     /// All zeroes: never written, zeroed or discarded.
     Zero,
     /// The data of the write with this number; 0 is the initial content of the volume.
     Written(u64),
 }
 
-impl fmt::Display for Value {
+impl fmt::Display for SectorValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Zero => write!(f, "zeroes"),
@@ -81,7 +81,7 @@ pub fn fill(bytes: &mut [u8], volume: u32, sector: u64, number: u64) {
 ///
 /// # Errors
 /// If they are neither zeroes nor a whole stamp of that place.
-pub fn parse(bytes: &[u8], volume: u32, sector: u64) -> Result<Value, StampError> {
+pub fn parse(bytes: &[u8], volume: u32, sector: u64) -> Result<SectorValue, StampError> {
     assert_eq!(bytes.len(), SECTOR, "one sector");
     let (first, rest) = bytes.split_at(RECORD);
     if rest.chunks_exact(RECORD).any(|record| record != first) {
@@ -90,10 +90,10 @@ pub fn parse(bytes: &[u8], volume: u32, sector: u64) -> Result<Value, StampError
     let word = |at: usize| u64::from_le_bytes(first[at..at + 8].try_into().expect("eight bytes"));
     let (number, found) = (word(0), word(8));
     if number == 0 && found == 0 {
-        return Ok(Value::Zero);
+        return Ok(SectorValue::Zero);
     }
     if found == place(volume, sector) {
-        return Ok(Value::Written(number));
+        return Ok(SectorValue::Written(number));
     }
     let found = found ^ MAGIC;
     let volume = u32::try_from(found >> 48).expect("16 bits");
@@ -108,10 +108,10 @@ mod tests {
     fn a_sector_names_its_write_and_place() {
         let mut bytes = vec![0; 3 * SECTOR];
         fill(&mut bytes, 2, 100, 77);
-        assert_eq!(parse(&bytes[SECTOR..2 * SECTOR], 2, 101), Ok(Value::Written(77)));
+        assert_eq!(parse(&bytes[SECTOR..2 * SECTOR], 2, 101), Ok(SectorValue::Written(77)));
         let wrong = StampError::Misplaced { volume: 2, sector: 102, number: 77 };
         assert_eq!(parse(&bytes[2 * SECTOR..], 2, 101), Err(wrong));
-        assert_eq!(parse(&[0; SECTOR], 2, 101), Ok(Value::Zero));
+        assert_eq!(parse(&[0; SECTOR], 2, 101), Ok(SectorValue::Zero));
     }
 
     #[test]

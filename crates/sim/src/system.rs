@@ -17,15 +17,15 @@ pub mod open;
 pub mod passthrough;
 pub mod policy;
 mod returned;
-mod seat;
+mod slot;
 mod tables;
 pub mod tuning;
 pub mod work;
 
-use crate::disk::{Background, Device, Model};
+use crate::disk::{Device, DeviceModel, InitialContent};
 use crate::driver::World;
 use crate::note::MemoryNote;
-use bcached_engine::{BucketCount, Forgetting, Phases};
+use bcached_engine::{BucketCount, PendingForget, Phases};
 use bcached_env::{DiskId, Env};
 use bcached_port::{Operation, Reply};
 use std::cell::RefCell;
@@ -36,11 +36,11 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-pub use policy::Knob;
+pub use policy::PolicyOption;
 pub use tuning::Tuning;
 
 /// An answer to come.
-pub type Soon<T> = Pin<Box<dyn Future<Output = T>>>;
+pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
 /// Sizes of the devices and of what is made on them, in sectors of 512 bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -107,8 +107,8 @@ impl Geometry {
     /// Creates the empty cache device.
     #[must_use]
     pub fn cache_device(&self) -> Device {
-        let model = Model::fast(self.cache_sectors(), self.block_sectors);
-        Device::new(Model {
+        let model = DeviceModel::fast(self.cache_sectors(), self.block_sectors);
+        Device::new(DeviceModel {
             torn_sectors: self.torn_sectors,
             volatile_cache: self.cache_volatile,
             fua_flushes: self.tuning.devices.cache_fua_flushes,
@@ -122,8 +122,9 @@ impl Geometry {
     #[must_use]
     pub fn backing_device(&self, volume: u32, data_start: u64) -> Device {
         let sectors = data_start + self.volumes[volume as usize];
-        let model = Model::slow(sectors, self.block_sectors, Background::Stamped { volume, data_start });
-        Device::new(Model {
+        let model =
+            DeviceModel::slow(sectors, self.block_sectors, InitialContent::Stamped { volume, data_start });
+        Device::new(DeviceModel {
             torn_sectors: self.torn_sectors,
             volatile_cache: self.backing_volatile,
             fua_flushes: self.tuning.devices.backing_fua_flushes,
@@ -147,7 +148,7 @@ pub enum Mode {
 
 /// Where a volume has its data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Standing {
+pub enum DataLocation {
     /// On its device alone, or nowhere at present.
     Detached,
     /// On its device, behind a cache of this mode.
@@ -157,7 +158,7 @@ pub enum Standing {
 }
 
 /// Called at the end of a request.
-pub type Told = Box<dyn FnOnce(&Reply)>;
+pub type ReplyCallback = Box<dyn FnOnce(&Reply)>;
 
 /// Why the system did not do what it was asked, in its own words.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -172,20 +173,20 @@ impl Refusal {
 }
 
 /// What is lost with a disk that has died.
-pub struct Lost {
+pub struct DeviceLoss {
     /// Sectors of the volume, in order.
     pub ranges: Vec<Range<u64>>,
     /// The engine's handle on the operation in progress.
-    pub forgetting: Forgetting,
+    pub forgetting: PendingForget,
     /// The disk under the volume.
     pub disk: DiskId,
 }
 
 /// The result of returning a device that was pulled.
-pub enum Return {
+pub enum ReturnOutcome {
     /// The system serves the volume from it. If acknowledged data that its client has not flushed
     /// may be lost, the next flush reports it.
-    Taken,
+    Accepted,
     /// The system cannot take it at this moment.
     NotNow,
     /// The system says that this is not the former device.
@@ -203,7 +204,7 @@ pub struct VolumeShape {
 
 /// The initial state of a process, in which its system runs.
 #[derive(Clone)]
-pub struct Process {
+pub struct ProcessContext {
     /// Clock, tasks and devices.
     pub env: Env,
     /// The world behind that, for adding devices to it.
@@ -224,7 +225,11 @@ pub trait System {
     fn make(&self, geometry: &Geometry, seed: u64) -> Vec<Device>;
 
     /// Opens what is on the devices, and from then on reports the phases that it is in.
-    fn open(&self, process: Process, geometry: &Geometry) -> Soon<Result<Rc<dyn Running>, Refusal>>;
+    fn open(
+        &self,
+        process: ProcessContext,
+        geometry: &Geometry,
+    ) -> BoxFuture<Result<Rc<dyn RunningSystem>, Refusal>>;
 
     /// Returns whether it never flushes a device while another flush is in flight there. Of two
     /// such flushes, the kernel may report a failure to one only.
@@ -252,15 +257,15 @@ pub trait System {
     }
 
     /// Checks the structures on devices that are not in use, and the counts that
-    /// [`Running::counted`] returned after an orderly stop. Returns one sentence for each fault
-    /// found.
+    /// [`RunningSystem::counted`] returned after an orderly stop. Returns one sentence for each
+    /// fault found.
     fn inspect(&self, _devices: &[Device], _counted: Option<&[BucketCount]>) -> Vec<String> {
         Vec::new()
     }
 }
 
 /// An open system.
-pub trait Running {
+pub trait RunningSystem {
     /// Returns the volumes with devices that are served now.
     fn volumes(&self) -> Vec<VolumeShape>;
 
@@ -271,62 +276,62 @@ pub trait Running {
 
     /// Creates a volume that lives in the cache alone. Returns false if there is no room, or if the
     /// system never has any.
-    fn create(&self, _volume: u32, _sectors: u64) -> Soon<Result<bool, Refusal>> {
+    fn create(&self, _volume: u32, _sectors: u64) -> BoxFuture<Result<bool, Refusal>> {
         Box::pin(async { Ok(false) })
     }
 
     /// Deletes the volume with all its data; requests are refused from here on. Returns false if
     /// that is not possible now.
-    fn delete(&self, _volume: u32) -> Soon<Result<bool, Refusal>> {
+    fn delete(&self, _volume: u32) -> BoxFuture<Result<bool, Refusal>> {
         Box::pin(async { Ok(false) })
     }
 
     /// Tells the system that the file of the note is gone. Returns true if acknowledged data
     /// outlives the process all the same.
-    fn keep_note(&self) -> Soon<bool> {
+    fn keep_note(&self) -> BoxFuture<bool> {
         Box::pin(async { false })
     }
 
     /// Returns where a volume has its data now.
-    fn standing(&self, _volume: u32) -> Standing {
-        Standing::Detached
+    fn standing(&self, _volume: u32) -> DataLocation {
+        DataLocation::Detached
     }
 
     /// Carries out a request.
-    fn serve(&self, volume: u32, operation: Operation) -> Soon<Reply>;
+    fn serve(&self, volume: u32, operation: Operation) -> BoxFuture<Reply>;
 
-    /// Carries out a request. `told` is called at its end, at the first moment at which a client
-    /// may see that; a task that waits for the reply runs later.
-    fn serve_and_tell(&self, volume: u32, operation: Operation, told: Told) -> Soon<Reply> {
+    /// Carries out a request. `callback` is called at its end, at the first moment at which a
+    /// client may see that; a task that waits for the reply runs later.
+    fn serve_and_tell(&self, volume: u32, operation: Operation, callback: ReplyCallback) -> BoxFuture<Reply> {
         let served = self.serve(volume, operation);
         Box::pin(async move {
             let reply = served.await;
-            told(&reply);
+            callback(&reply);
             reply
         })
     }
 
     /// Changes a volume's cache mode.
-    fn set_mode(&self, volume: u32, mode: Mode) -> Soon<Result<(), Refusal>>;
+    fn set_mode(&self, volume: u32, mode: Mode) -> BoxFuture<Result<(), Refusal>>;
 
-    /// Sets a knob of a volume.
-    fn turn(&self, _volume: u32, _knob: Knob, _value: u64) -> Soon<Result<(), Refusal>> {
+    /// Sets an option of a volume.
+    fn turn(&self, _volume: u32, _option: PolicyOption, _value: u64) -> BoxFuture<Result<(), Refusal>> {
         Box::pin(async { Ok(()) })
     }
 
     /// Detaches a volume from the cache, if it is attached; it stays served. A system without a
     /// cache has nothing to do.
-    fn detach(&self, _volume: u32) -> Soon<Result<(), Refusal>> {
+    fn detach(&self, _volume: u32) -> BoxFuture<Result<(), Refusal>> {
         Box::pin(async { Ok(()) })
     }
 
     /// Attaches a volume to the cache, if it is not attached.
-    fn attach(&self, _volume: u32) -> Soon<Result<(), Refusal>> {
+    fn attach(&self, _volume: u32) -> BoxFuture<Result<(), Refusal>> {
         Box::pin(async { Ok(()) })
     }
 
     /// Writes back the data of a volume that is dirty at this moment.
-    fn clean(&self, _volume: u32) -> Soon<Result<(), Refusal>> {
+    fn clean(&self, _volume: u32) -> BoxFuture<Result<(), Refusal>> {
         Box::pin(async { Ok(()) })
     }
 
@@ -337,26 +342,27 @@ pub trait Running {
     /// Stops serving a volume and then serves it again; requests that arrive meanwhile wait.
     /// Returns whether it did so, which is a flush. If the cache set has failed, the set is
     /// released and opened again instead, for all volumes, which is not a flush.
-    fn readd(&self, _volume: u32) -> Soon<Result<bool, Refusal>> {
+    fn readd(&self, _volume: u32) -> BoxFuture<Result<bool, Refusal>> {
         Box::pin(async { Ok(false) })
     }
 
     /// Shrinks a volume to this many sectors. Returns false if that is not possible now, or not at
     /// all.
-    fn shrink(&self, _volume: u32, _sectors: u64) -> Soon<Result<bool, Refusal>> {
+    fn shrink(&self, _volume: u32, _sectors: u64) -> BoxFuture<Result<bool, Refusal>> {
         Box::pin(async { Ok(false) })
     }
 
     /// Grows a volume to this many sectors, which its device has. Returns false if that is not
     /// possible now, or not at all.
-    fn grow(&self, _volume: u32, _sectors: u64) -> Soon<Result<bool, Refusal>> {
+    fn grow(&self, _volume: u32, _sectors: u64) -> BoxFuture<Result<bool, Refusal>> {
         Box::pin(async { Ok(false) })
     }
 
     /// Stops serving a volume, which is a flush, and returns what is lost without its device.
-    /// Requests wait from here on until the end of [`Running::forget`], which must follow. Returns
-    /// `None` if that is not possible now, or not at all; the volume is then served as before.
-    fn begin_forget(&self, _volume: u32) -> Soon<Result<Option<Lost>, Refusal>> {
+    /// Requests wait from here on until the end of [`RunningSystem::forget`], which must follow.
+    /// Returns `None` if that is not possible now, or not at all; the volume is then served as
+    /// before.
+    fn begin_forget(&self, _volume: u32) -> BoxFuture<Result<Option<DeviceLoss>, Refusal>> {
         Box::pin(async { Ok(None) })
     }
 
@@ -365,7 +371,7 @@ pub trait Running {
     fn exchange(&self, _device: &mut Device) {}
 
     /// Makes the cache drop what it holds of the volume, and serves the disk that took its place.
-    fn forget(&self, volume: u32, _lost: Lost) -> Soon<Result<(), Refusal>> {
+    fn forget(&self, volume: u32, _lost: DeviceLoss) -> BoxFuture<Result<(), Refusal>> {
         Box::pin(async move { unreachable!("volume {volume} is not being forgotten") })
     }
 
@@ -377,7 +383,7 @@ pub trait Running {
 
     /// Hands over the device of a volume, which was pulled and is back as `disk`; requests wait
     /// meanwhile.
-    fn take_back(&self, volume: u32, _disk: DiskId) -> Soon<Result<Return, Refusal>> {
+    fn take_back(&self, volume: u32, _disk: DiskId) -> BoxFuture<Result<ReturnOutcome, Refusal>> {
         Box::pin(async move { unreachable!("the device of volume {volume} was not pulled") })
     }
 
@@ -407,7 +413,7 @@ pub trait Running {
     }
 
     /// Stops in order; everything acknowledged is then durable.
-    fn stop(&self) -> Soon<Result<(), Refusal>>;
+    fn stop(&self) -> BoxFuture<Result<(), Refusal>>;
 }
 
 /// Returns the system of this name.

@@ -10,13 +10,13 @@ mod generate;
 mod shape;
 mod trouble;
 
-use crate::disk::{Rule, Survivors};
-use crate::growth::Brink;
-use crate::system::{Geometry, Knob, Mode};
+use crate::disk::{FaultRule, Survivors};
+use crate::growth::GrowthStage;
+use crate::system::{Geometry, Mode, PolicyOption};
 use std::fmt;
 use std::ops::Range;
 
-pub use drawing::{DRAWING, OtherDrawing, check_drawing};
+pub use drawing::{DRAWING, DrawingMismatch, check_drawing};
 pub use shape::Shape;
 
 /// One step of the clients.
@@ -27,7 +27,7 @@ pub enum Step {
         /// The device: 0 for the cache, then the backing devices.
         device: usize,
         /// What fails, where, and how often.
-        rule: Rule,
+        rule: FaultRule,
     },
     /// Submit a write of a fresh stamp.
     Write {
@@ -75,12 +75,12 @@ pub enum Step {
         /// New mode.
         mode: Mode,
     },
-    /// Set a knob of a volume, with requests in flight.
+    /// Set an option of a volume, with requests in flight.
     Turn {
         /// Volume.
         volume: u32,
-        /// The knob.
-        knob: Knob,
+        /// The option.
+        option: PolicyOption,
         /// The new value.
         value: u64,
     },
@@ -208,7 +208,7 @@ impl fmt::Display for Restart {
 
 /// Where a workload's steps come from.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Origin {
+pub enum StepSource {
     /// Drawn from its shape and seed.
     Drawn {
         /// Number of steps drawn.
@@ -233,7 +233,7 @@ pub struct Workload {
     /// The geometry that it runs on.
     pub geometry: Geometry,
     /// The set that is on the devices before the first step; `None` for a new set.
-    pub grown: Option<Brink>,
+    pub grown: Option<GrowthStage>,
     /// Maximum number of requests in flight together.
     pub depth: usize,
     /// The steps, in order of submission.
@@ -241,7 +241,7 @@ pub struct Workload {
     /// Devices fail: requests may be refused, but promises hold all the same.
     pub troubled: bool,
     /// Where the steps come from.
-    pub origin: Origin,
+    pub origin: StepSource,
     /// Which steps of their origin these are; `None` for all.
     pub kept: Option<Vec<usize>>,
 }
@@ -251,11 +251,11 @@ impl Workload {
     #[must_use]
     pub fn arguments(&self) -> String {
         let mut arguments = match &self.origin {
-            Origin::Drawn { steps } => {
+            StepSource::Drawn { steps } => {
                 let Self { name, seed, .. } = self;
                 format!("--workload {name} --length {steps} --seed {seed} --drawing {DRAWING}")
             }
-            Origin::Script { file, .. } => format!("--script {}", shell_word(file)),
+            StepSource::Script { file, .. } => format!("--script {}", shell_word(file)),
         };
         if let Some(kept) = &self.kept {
             arguments += &format!(" --steps {}", format_places(kept));
@@ -331,7 +331,7 @@ impl fmt::Display for Step {
         let fua = |fua: &bool| if *fua { " fua" } else { "" };
         match self {
             Self::Trouble { device, rule } => {
-                let Rule { on, sectors, skip, count, fault } = rule;
+                let FaultRule { on, sectors, skip, count, fault } = rule;
                 write!(f, "trouble {device} {on:?} {sectors:?} after {skip}, {count} times: {fault:?}")
             }
             Self::Write { volume, sectors, fua: durable } => {
@@ -345,7 +345,7 @@ impl fmt::Display for Step {
                 write!(f, "{word} {volume} {sectors:?}{}", fua(durable))
             }
             Self::Mode { volume, mode } => write!(f, "mode {volume} {mode:?}"),
-            Self::Turn { volume, knob, value } => write!(f, "turn {volume} {} {value}", knob.word()),
+            Self::Turn { volume, option, value } => write!(f, "turn {volume} {} {value}", option.word()),
             Self::Detach { volume } => write!(f, "detach {volume}"),
             Self::Attach { volume } => write!(f, "attach {volume}"),
             Self::Cancel { volume } => write!(f, "cancel {volume}"),

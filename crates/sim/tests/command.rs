@@ -5,16 +5,16 @@ use bcached_sim::workload::DRAWING;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-struct Ran {
+struct CommandResult {
     exit: i32,
     out: String,
     err: String,
 }
 
-fn sim(words: &[&str]) -> Ran {
+fn sim(words: &[&str]) -> CommandResult {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sim"));
     let done = command.args(words).stdin(Stdio::null()).output().expect("it starts");
-    Ran {
+    CommandResult {
         exit: done.status.code().expect("it ends by itself"),
         out: String::from_utf8(done.stdout).expect("text"),
         err: String::from_utf8(done.stderr).expect("text"),
@@ -24,7 +24,7 @@ fn sim(words: &[&str]) -> Ran {
 /// Asserts that the command is refused with one line that contains `wanted`, and that nothing is
 /// run.
 fn assert_refused(words: &[&str], wanted: &str) {
-    let Ran { exit, out, err } = sim(words);
+    let CommandResult { exit, out, err } = sim(words);
     assert_eq!((exit, out.as_str()), (2, ""), "{words:?}: {err}");
     assert!(err.contains(wanted) && err.starts_with("sim: "), "{words:?}: {err}");
     assert_eq!(err.lines().count(), 1, "{words:?}: {err}");
@@ -95,7 +95,7 @@ fn what_cannot_be_run_is_refused_in_one_sentence() {
 
 #[test]
 fn a_point_that_never_comes_is_no_success() {
-    let Ran { exit, err, .. } = sim(&run(&["--cut", "9999999:power:nothing"]));
+    let CommandResult { exit, err, .. } = sim(&run(&["--cut", "9999999:power:nothing"]));
     assert_eq!(exit, 2, "{err}");
     let points: u64 = err
         .strip_prefix("sim: there is no point 9999999 to crash at: the run has only ")
@@ -119,7 +119,7 @@ fn point_of(line: &str) -> Option<u64> {
 #[test]
 fn a_trace_shows_the_crashes_that_were_asked_for_and_what_follows_them() {
     let crashes = ["--cut", "40:power:nothing", "--then", "2:death:everything"];
-    let Ran { exit, out, err } =
+    let CommandResult { exit, out, err } =
         sim(&[&["run", "--workload", "points", "--seed", "1", "--trace"], &crashes[..]].concat());
     assert_eq!(exit, 0, "{err}");
     assert!(out.starts_with("0 ") && out.ends_with("\nnothing found\n"), "{out}");
@@ -161,7 +161,7 @@ fn a_trace_ends_with_what_was_found() {
 fn recoveries_of_recoveries_are_crashed() {
     let crashes = "--cut 40:power:nothing --then 2:power:nothing --then 2:death:nothing";
     let words: Vec<&str> = "run --workload points --seed 1".split(' ').chain(crashes.split(' ')).collect();
-    let Ran { exit, out, err } = sim(&[&words[..], &["--then", "2:power:everything"]].concat());
+    let CommandResult { exit, out, err } = sim(&[&words[..], &["--then", "2:power:everything"]].concat());
     assert_eq!((exit, out.as_str()), (0, "nothing found\n"), "{err}");
     assert_refused(
         &[&words[..], &["--then", "99999:power:everything"]].concat(),
@@ -253,7 +253,7 @@ fn the_table_of_a_failing_hunt_says_that_more_follows() {
 #[test]
 fn after_the_last_number_there_is_no_round() {
     let last = u64::MAX.to_string();
-    let Ran { exit, out, err } =
+    let CommandResult { exit, out, err } =
         sim(&["hunt", "--system", "passthrough", "--from", "1", "--round", &last, "--seconds", "5"]);
     assert_eq!((exit, err.as_str()), (0, ""), "{out}");
     assert!(out.ends_with("\n1 rounds, nothing found\n"), "{out}");
@@ -263,7 +263,7 @@ fn after_the_last_number_there_is_no_round() {
 fn recoveries_are_told_apart_from_processes() {
     let words =
         ["sweep", "--system", "passthrough", "--workload", "points", "--seeds", "0..1", "--every", "9"];
-    let Ran { exit, out, .. } = sim(&words);
+    let CommandResult { exit, out, .. } = sim(&words);
     let count = |name: &str| {
         let line = out.lines().find_map(|line| line.strip_prefix(name)).expect(name);
         line.split_whitespace().next().and_then(|count| count.parse::<u64>().ok()).expect("a number")
@@ -486,7 +486,7 @@ fn a_script_that_is_damaged_or_missing_is_refused() {
 
 #[test]
 fn figures_are_printed_beside_their_bounds() {
-    let Ran { exit, out, err } = sim(&["bench-model", "--quick", "b12"]);
+    let CommandResult { exit, out, err } = sim(&["bench-model", "--quick", "b12"]);
     assert_eq!((exit, err.as_str()), (0, ""), "{out}");
     let lines: Vec<&str> = out.lines().collect();
     assert!(lines[0].starts_with("id ") && lines[0].ends_with("verdict"), "{out}");

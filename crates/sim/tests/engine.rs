@@ -2,13 +2,13 @@
 //! sweeps; a failing seed prints its command.
 
 use bcached_engine::Phase;
-use bcached_sim::crashpoints::{Depth, replay, sweep};
+use bcached_sim::crashpoints::{SweepDepth, replay, sweep};
 use bcached_sim::failure::Failure;
-use bcached_sim::figures::{Figures, Hosting};
-use bcached_sim::hunt::Round;
+use bcached_sim::figures::{HostCounts, RunCounts};
+use bcached_sim::hunt::HuntRound;
 use bcached_sim::minimise::fault_of;
-use bcached_sim::oracle::Presence;
-use bcached_sim::reached::{Case, Failed, Reached};
+use bcached_sim::oracle::VolumePresence;
+use bcached_sim::reached::{CoverageCase, FailedDevices, RequestCoverage};
 use bcached_sim::run::{rig_for, whole, whole_of};
 use bcached_sim::script::Script;
 use bcached_sim::system::System;
@@ -26,7 +26,7 @@ fn engine() -> Rc<dyn System> {
 /// phase that a crash could interrupt.
 #[test]
 fn every_workload_passes() {
-    let mut figures = Figures::default();
+    let mut figures = RunCounts::default();
     for shape in Shape::all() {
         // Data is moved when buckets have run out, which takes a while.
         let steps = if shape.name == "moves" { 2000 } else { 250 };
@@ -47,21 +47,22 @@ fn every_workload_passes() {
         assert!(begun > 0 || phase == Phase::BackingStale, "no workload comes to: {}", phase.name());
     }
     assert_asked(&figures.reached);
-    let Hosting { reopenings, bypasses } = figures.hosting;
+    let HostCounts { reopenings, bypasses } = figures.hosting;
     assert!(reopenings > 20 && bypasses > 10, "{:?}", figures.hosting);
 }
 
 /// Asserts that each kind of request was submitted to each kind of volume while no device had
 /// failed, at each alignment, and beside the failure of either device. (The failure of both takes
 /// longer than this.)
-fn assert_asked(reached: &Reached) {
-    let sum = |alike: &dyn Fn(&Case) -> bool| -> u64 {
-        Case::all().filter(|case| alike(case)).map(|case| reached.of(&case)).sum()
+fn assert_asked(reached: &RequestCoverage) {
+    let sum = |alike: &dyn Fn(&CoverageCase) -> bool| -> u64 {
+        CoverageCase::all().filter(|case| alike(case)).map(|case| reached.of(&case)).sum()
     };
-    for case in Case::all().filter(|case| case.failed != Failed::Both) {
-        let asked = |other: &Case| other.asked == case.asked;
-        let of_volume =
-            sum(&|other| asked(other) && other.standing == case.standing && other.failed == Failed::Nothing);
+    for case in CoverageCase::all().filter(|case| case.failed != FailedDevices::Both) {
+        let asked = |other: &CoverageCase| other.asked == case.asked;
+        let of_volume = sum(&|other| {
+            asked(other) && other.standing == case.standing && other.failed == FailedDevices::Nothing
+        });
         let at_place = sum(&|other| asked(other) && other.lies == case.lies);
         let beside_failure = sum(&|other| asked(other) && other.failed == case.failed);
         assert!(
@@ -88,7 +89,7 @@ fn what_failed_once_passes() {
         let found = if cuts.is_empty() {
             fault_of(&engine(), &workload)
         } else {
-            let figures = replay(&engine(), &workload, &cuts, Depth::QUICK).map_err(|failure| *failure);
+            let figures = replay(&engine(), &workload, &cuts, SweepDepth::QUICK).map_err(|failure| *failure);
             figures
                 .map(|figures| assert_eq!(figures.crashes, cuts.len() as u64, "{name}: a point is gone"))
                 .err()
@@ -107,7 +108,7 @@ fn every_crash_point_passes() {
     // together.
     for seed in 1..4 {
         let workload = Shape::named("points").expect("a shape").with_steps(25).draw(seed);
-        match sweep(&engine(), &workload, Depth::QUICK) {
+        match sweep(&engine(), &workload, SweepDepth::QUICK) {
             Err(failure) => panic!("{failure}"),
             Ok(figures) => assert!(figures.crashes > 500, "{figures:?}"),
         }
@@ -127,7 +128,7 @@ fn volumes_that_live_in_the_cache_alone_are_made_and_used() {
             assert!(done.is_ok(), "{}", Failure::new(done.unwrap_err(), "engine", &workload, &[]));
             let oracle = rig.oracle.borrow();
             for (volume, largest) in workload.geometry.lodgers() {
-                if let Presence::There(sectors) = oracle.presence(volume) {
+                if let VolumePresence::Exists(sectors) = oracle.presence(volume) {
                     there += 1;
                     smaller += usize::from(sectors < largest);
                 }
@@ -143,11 +144,13 @@ fn volumes_that_live_in_the_cache_alone_are_made_and_used() {
 /// crash the recovery from that again.
 #[test]
 fn crashes_come_before_the_end_of_the_walk() {
-    let is_crashed = |round: &Round| round.workload.name == "early" && round.within() == Phase::Walk.bit();
-    let round = (0..).map(|index| Round::of(1, index)).find(is_crashed).expect("they come again and again");
+    let is_crashed =
+        |round: &HuntRound| round.workload.name == "early" && round.within() == Phase::Walk.bit();
+    let round =
+        (0..).map(|index| HuntRound::of(1, index)).find(is_crashed).expect("they come again and again");
     match round.judge(&engine(), &Rc::default()) {
         Err(failure) => panic!("{failure}"),
-        Ok(Figures { crashes, crashes_in_recovery, cuts, .. }) => {
+        Ok(RunCounts { crashes, crashes_in_recovery, cuts, .. }) => {
             assert_eq!(cuts[Phase::Walk as usize], crashes);
             assert!(crashes > 40 && crashes_in_recovery > 4, "{crashes}, {crashes_in_recovery}");
         }
@@ -158,12 +161,12 @@ fn crashes_come_before_the_end_of_the_walk() {
 /// that first, if it is short.
 #[test]
 fn crashes_come_before_the_journal_is_in_its_leaves() {
-    let is_crashed = |round: &Round| round.within() == Phase::ReplayBeside.bit();
+    let is_crashed = |round: &HuntRound| round.within() == Phase::ReplayBeside.bit();
     let (mut within, mut in_recovery) = (0, 0);
-    for round in (0..).map(|index| Round::of(1, index)).filter(is_crashed).take(4) {
+    for round in (0..).map(|index| HuntRound::of(1, index)).filter(is_crashed).take(4) {
         match round.judge(&engine(), &Rc::default()) {
             Err(failure) => panic!("{failure}"),
-            Ok(Figures { crashes, crashes_in_recovery, cuts, .. }) => {
+            Ok(RunCounts { crashes, crashes_in_recovery, cuts, .. }) => {
                 assert_eq!(cuts[Phase::ReplayBeside as usize], crashes);
                 within += crashes;
                 in_recovery += crashes_in_recovery;

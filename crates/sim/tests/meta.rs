@@ -1,11 +1,11 @@
 //! Tests the simulator itself: the same seed gives the same run to the byte, and a replay finds
 //! what a sweep found.
 
-use bcached_sim::crashpoints::{Depth, replay, sweep};
+use bcached_sim::crashpoints::{SweepDepth, replay, sweep};
 use bcached_sim::digest::Digest;
 use bcached_sim::run::{rig_for, whole};
 use bcached_sim::system::System;
-use bcached_sim::system::mutant::{Fault, Mutant};
+use bcached_sim::system::mutant::{Mutant, MutantFault};
 use bcached_sim::system::passthrough::Passthrough;
 use bcached_sim::workload::Shape;
 use std::rc::Rc;
@@ -37,9 +37,9 @@ fn the_same_seed_is_the_same_run_to_the_byte() {
 
 #[test]
 fn a_failure_met_by_a_sweep_is_met_again_by_its_replay() {
-    let system: Rc<dyn System> = Rc::new(Mutant::new(Fault::FlushSkipped));
+    let system: Rc<dyn System> = Rc::new(Mutant::new(MutantFault::FlushSkipped));
     let workload = Shape::named("points").unwrap().draw(3);
-    let failure = sweep(&system, &workload, Depth::QUICK).expect_err("flushes are skipped");
-    let again = replay(&system, &workload, &failure.cuts, Depth::QUICK).expect_err("the same crash");
+    let failure = sweep(&system, &workload, SweepDepth::QUICK).expect_err("flushes are skipped");
+    let again = replay(&system, &workload, &failure.cuts, SweepDepth::QUICK).expect_err("the same crash");
     assert_eq!(failure.to_string(), again.to_string());
 }

@@ -1,10 +1,10 @@
 //! The simulator is sensitive: random workloads alone catch every fault of `system::mutant`.
 
-use bcached_sim::crashpoints::{Depth, sweep};
+use bcached_sim::crashpoints::{SweepDepth, sweep};
 use bcached_sim::failure::Failure;
 use bcached_sim::minimise::{fault_of, minimise};
 use bcached_sim::system::System;
-use bcached_sim::system::mutant::{ALL, Fault, Mutant};
+use bcached_sim::system::mutant::{ALL, Mutant, MutantFault};
 use bcached_sim::workload::{DRAWING, Shape};
 use std::rc::Rc;
 
@@ -17,7 +17,7 @@ fn caught(system: &Rc<dyn System>) -> Option<(u64, Failure)> {
             }
         }
         let workload = Shape::named("points").expect("a shape").draw(seed);
-        if let Err(failure) = sweep(system, &workload, Depth::QUICK) {
+        if let Err(failure) = sweep(system, &workload, SweepDepth::QUICK) {
             return Some((seed, *failure));
         }
     }
@@ -39,7 +39,7 @@ fn every_fault_is_caught() {
 
 #[test]
 fn a_failure_is_shortened() {
-    let system: Rc<dyn System> = Rc::new(Mutant::new(Fault::ZeroesHalf));
+    let system: Rc<dyn System> = Rc::new(Mutant::new(MutantFault::ZeroesHalf));
     let workload = Shape::named("mixed").unwrap().draw(1);
     let failure = fault_of(&system, &workload).expect("zeroes are halved");
     let minimal = minimise(&system, &workload, failure, 400);

@@ -1,7 +1,7 @@
 //! The simulator raises no false alarms: a system without a cache and without a fault passes
 //! everything.
 
-use bcached_sim::crashpoints::{Depth, sweep};
+use bcached_sim::crashpoints::{SweepDepth, sweep};
 use bcached_sim::run::whole_of;
 use bcached_sim::system::System;
 use bcached_sim::system::passthrough::Passthrough;
@@ -27,7 +27,7 @@ fn a_faultless_system_passes_every_crash_point() {
     for (name, seeds) in [("points", 0..4), ("hot", 10..11), ("restarts", 20..21)] {
         for seed in seeds {
             let workload = Shape::named(name).unwrap().with_steps(40).draw(seed);
-            match sweep(&system, &workload, Depth::QUICK) {
+            match sweep(&system, &workload, SweepDepth::QUICK) {
                 Err(failure) => panic!("{failure}"),
                 Ok(figures) => assert!(figures.crashes > 100, "{figures:?}"),
             }

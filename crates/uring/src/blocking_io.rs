@@ -20,8 +20,8 @@
 use crate::counters::{Counters, count};
 use crate::device::{Device, DeviceKind};
 use crate::errno::{is_transient, kind_of};
-use crate::prepared_op::{Action, Work};
-use bcached_env::{Buffer, Completion, Lent};
+use crate::prepared_op::{Action, PreparedOp};
+use bcached_env::{Buffer, Completion, LentBuffer};
 use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 use std::cell::RefCell;
@@ -37,7 +37,7 @@ const WAY_BYTES: usize = 256 << 10;
 const ATTEMPTS: u32 = 1000;
 
 /// Does `work`; blocks.
-pub(crate) fn perform(mut work: Work, counters: &Counters) -> Completion {
+pub(crate) fn perform(mut work: PreparedOp, counters: &Counters) -> Completion {
     let device = std::sync::Arc::clone(&work.device);
     let must_be_whole = device.must_be_whole(&work.action);
     let result = match &mut work.action {
@@ -140,7 +140,7 @@ fn by_pieces(
 }
 
 /// Reads into a buffer of this thread, and copies from there into the request's lent memory.
-fn read_lent(device: &Device, offset: u64, lent: &Lent, counters: &Counters) -> Result<(), Errno> {
+fn read_lent(device: &Device, offset: u64, lent: &LentBuffer, counters: &Counters) -> Result<(), Errno> {
     count(&counters.bounced);
     by_pieces(lent.len(), |piece, way| {
         read(device, offset + piece.start as u64, way, counters)?;
@@ -153,7 +153,7 @@ fn read_lent(device: &Device, offset: u64, lent: &Lent, counters: &Counters) -> 
 fn write_lent(
     device: &Device,
     offset: u64,
-    lent: &Lent,
+    lent: &LentBuffer,
     fua: bool,
     counters: &Counters,
 ) -> Result<(), Errno> {

@@ -1,23 +1,23 @@
-//! Allocates slots in a ring's table of buffers that the kernel registers by itself for guests.
-//! Each guest gets a contiguous run of slots.
+//! Allocates slots in a ring's table of buffers that the kernel registers by itself for ring
+//! clients. Each ring client gets a contiguous run of slots.
 
 use io_uring::IoUring;
 use std::ops::Range;
 
-/// Slots for all guests of one ring together: as many as the kernel allows, and enough for 32
+/// Slots for all clients of one ring together: as many as the kernel allows, and enough for 32
 /// devices of four deep queues.
 const SLOTS: u16 = 1 << 14;
 
-/// The table of one ring. It is created when a guest first needs part of it.
+/// The table of one ring. It is created when a ring client first needs part of it.
 #[derive(Default)]
-pub(crate) struct Slots {
+pub(crate) struct BufferSlots {
     /// Whether the kernel has created the table; `None`: not asked yet.
     is_there: Option<bool>,
-    /// The runs allocated to guests, in order.
+    /// The runs allocated to ring clients, in order.
     taken: Vec<Range<u16>>,
 }
 
-impl Slots {
+impl BufferSlots {
     /// Allocates `count` free slots with nothing registered in them, and returns the first. Returns
     /// `None` if there is no table or no room in it.
     pub(crate) fn take(&mut self, ring: &IoUring, count: u16) -> Option<u16> {
@@ -26,7 +26,7 @@ impl Slots {
             return None;
         }
         let run = self.find(count)?;
-        // A guest whose device is gone may have left buffers registered there.
+        // A ring client whose device is gone may have left buffers registered there.
         crate::ring::clear_slots(ring, u32::from(run.start), run.len()).ok()?;
         let at = self.taken.partition_point(|taken| taken.start < run.start);
         self.taken.insert(at, run.clone());
@@ -54,7 +54,7 @@ mod tests {
     #[test]
     fn runs_do_not_overlap_and_are_given_again() {
         let Ok(ring) = IoUring::new(8) else { return eprintln!("SKIPPED: no io_uring here") };
-        let mut slots = Slots::default();
+        let mut slots = BufferSlots::default();
         let first = slots.take(&ring, 128).expect("there is room");
         let second = slots.take(&ring, 128).expect("there is room");
         assert!(first.abs_diff(second) >= 128);

@@ -16,7 +16,7 @@ static LOOKING: AtomicUsize = AtomicUsize::new(0);
 const AWAKE_MIN: Duration = Duration::from_micros(5);
 
 /// How long a driver busy-polls.
-pub(crate) struct Spin {
+pub(crate) struct BusyPoll {
     limit: Duration,
     /// Upper bound of `limit`.
     most: Duration,
@@ -24,7 +24,7 @@ pub(crate) struct Spin {
     lookers_max: usize,
 }
 
-impl Spin {
+impl BusyPoll {
     /// Creates one that busy-polls for at most `most`.
     pub(crate) fn new(most: Duration) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -38,7 +38,7 @@ impl Spin {
         if limit < AWAKE_MIN {
             return false;
         }
-        let Some(_looking) = Looking::begin(self.lookers_max) else { return false };
+        let Some(_looking) = BusyPollGuard::begin(self.lookers_max) else { return false };
         let start = Instant::now();
         loop {
             for _ in 0..16 {
@@ -60,9 +60,9 @@ impl Spin {
 }
 
 /// A registration as busy-polling.
-struct Looking;
+struct BusyPollGuard;
 
-impl Looking {
+impl BusyPollGuard {
     /// Registers, if fewer than `most` are registered.
     fn begin(most: usize) -> Option<Self> {
         let one_more = |looking: usize| (looking < most).then_some(looking + 1);
@@ -70,7 +70,7 @@ impl Looking {
     }
 }
 
-impl Drop for Looking {
+impl Drop for BusyPollGuard {
     fn drop(&mut self) {
         LOOKING.fetch_sub(1, Ordering::Relaxed);
     }
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn short_waits_are_waited_for_awake_and_long_ones_are_not() {
         let most = Duration::from_micros(50);
-        let mut spin = Spin { limit: Duration::ZERO, most, lookers_max: usize::MAX };
+        let mut spin = BusyPoll { limit: Duration::ZERO, most, lookers_max: usize::MAX };
         assert!(!spin.look_on(most, || true), "nothing is known: it sleeps at once");
         spin.waited(Duration::from_micros(20));
         assert!(spin.look_on(most, || true));
@@ -94,7 +94,7 @@ mod tests {
             spin.waited(Duration::from_micros(60));
         }
         assert!(!spin.look_on(most, || true), "they have been long for a while");
-        let mut alone = Spin { limit: Duration::ZERO, most, lookers_max: 0 };
+        let mut alone = BusyPoll { limit: Duration::ZERO, most, lookers_max: 0 };
         alone.waited(Duration::ZERO);
         assert!(
             !alone.look_on(most, || true),
@@ -104,9 +104,9 @@ mod tests {
 
     #[test]
     fn one_processor_is_left_to_others() {
-        let first = Looking::begin(2).expect("nobody looks on: the other test is allowed any number");
-        let second = Looking::begin(usize::MAX).expect("any number may");
-        assert!(Looking::begin(2).is_none());
+        let first = BusyPollGuard::begin(2).expect("nobody looks on: the other test is allowed any number");
+        let second = BusyPollGuard::begin(usize::MAX).expect("any number may");
+        assert!(BusyPollGuard::begin(2).is_none());
         drop((first, second));
     }
 }

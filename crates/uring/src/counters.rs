@@ -20,7 +20,7 @@ pub(crate) fn count(counter: &AtomicU64) {
 /// A reading of the driver's counters, all since it was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
-pub struct Counts {
+pub struct CounterSnapshot {
     /// Operations that went through a copy because the device would not accept their memory
     /// (misaligned, or lent).
     pub bounced: u64,
@@ -35,9 +35,9 @@ pub struct Counts {
 }
 
 impl Counters {
-    pub(crate) fn read(&self) -> Counts {
+    pub(crate) fn read(&self) -> CounterSnapshot {
         let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Counts {
+        CounterSnapshot {
             bounced: value(&self.bounced),
             continued: value(&self.continued),
             retried: value(&self.retried),

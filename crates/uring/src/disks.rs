@@ -5,14 +5,14 @@
 //! so submission costs one atomic load and no lock. A number is never used twice: an operation for
 //! a removed disk fails as unreachable and can never reach another device.
 
-use crate::counters::{Counters, Counts};
+use crate::counters::{CounterSnapshot, Counters};
 use crate::device::Device;
 use bcached_env::{DiskId, DiskInfo};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 #[derive(Default)]
-struct Registry {
+struct DiskRegistry {
     /// Incremented with every change of `devices`, while its lock is held.
     version: AtomicU64,
     devices: RwLock<Vec<Option<Arc<Device>>>>,
@@ -21,7 +21,7 @@ struct Registry {
 
 /// The devices of one driver. Clones refer to the same list and may be used from any thread.
 #[derive(Clone, Default)]
-pub struct Disks(Arc<Registry>);
+pub struct Disks(Arc<DiskRegistry>);
 
 impl Disks {
     /// Gives `device` the next number; the driver accepts operations for it from now on.
@@ -56,7 +56,7 @@ impl Disks {
 
     /// Returns counts of what the driver had to do beyond passing operations on.
     #[must_use]
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> CounterSnapshot {
         self.0.counters.read()
     }
 

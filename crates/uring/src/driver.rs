@@ -4,19 +4,19 @@
 //! when the executor waits, with the same system call that returns completions. Operations that the
 //! ring cannot do go to helper threads, which are started on first use. Their completions and the
 //! bell reach a sleeping driver through one eventfd. The driver sleeps in the ring or, if the ring
-//! has nothing in flight, in an `epoll` that watches what guests wait to read
+//! has nothing in flight, in an `epoll` that watches what ring clients wait to read
 //! (`ring/client_reads.rs`).
 
 use crate::blocking_io::perform;
-use crate::busy_poll::Spin;
+use crate::busy_poll::BusyPoll;
 use crate::clock::{Clock, wall_seconds};
 use crate::counters::{Counters, count};
 use crate::disks::{DiskTable, Disks};
-use crate::prepared_op::{Action, Work};
-use crate::ring::{Inputs, Reaped, Ring};
-use crate::ring_client::Guests;
-use crate::threads::Pool;
-use crate::wakeup::{FINISHED, GUEST, RUNG, Signals};
+use crate::prepared_op::{Action, PreparedOp};
+use crate::ring::{ClientInputs, ReapOutcome, Ring};
+use crate::ring_client::RingHandle;
+use crate::threads::ThreadPool;
+use crate::wakeup::{CLIENT, FINISHED, RUNG, Signals};
 use bcached_env::{Completion, DiskId, DiskInfo, Driver, Event, Op, Time, Token};
 use io_uring::IoUring;
 use std::sync::Arc;
@@ -25,54 +25,54 @@ use std::time::{Duration, Instant};
 /// The driver on `io_uring`; see the module documentation.
 pub(crate) struct RingDriver {
     ring: Ring,
-    helpers: Pool,
+    helpers: ThreadPool,
     table: DiskTable,
     counters: Arc<Counters>,
     signals: Arc<Signals>,
     clock: Clock,
     /// Operations that completed without the ring: refused, or done inline.
     ended: Vec<Completion>,
-    guests: Guests,
+    ring_handle: RingHandle,
     /// Number of operations that helper threads have.
     helping: usize,
     /// Busy-polling while only clients can bring work.
-    clients: Spin,
+    clients: BusyPoll,
     /// Busy-polling while devices have work in flight, too.
-    devices: Spin,
+    devices: BusyPoll,
     /// Bytes copied inline in this turn.
     copied: usize,
-    /// Turns since the driver last checked what guests can read.
+    /// Turns since the driver last checked what ring clients can read.
     turns: u32,
 }
 
 impl RingDriver {
     pub(crate) fn new(
-        (ring, inputs): (IoUring, Inputs),
+        (ring, inputs): (IoUring, ClientInputs),
         helpers_max: usize,
         signals: Arc<Signals>,
         disks: Disks,
-        guests: Guests,
+        ring_handle: RingHandle,
     ) -> Self {
         let counters = disks.counters();
         Self {
             ring: Ring::new(ring, inputs, Arc::clone(&signals), Arc::clone(&counters)),
-            helpers: Pool::new(helpers_max, Arc::clone(&signals), Arc::clone(&counters)),
+            helpers: ThreadPool::new(helpers_max, Arc::clone(&signals), Arc::clone(&counters)),
             table: DiskTable::new(disks),
             counters,
             signals,
             clock: Clock::new(),
             ended: Vec::new(),
-            guests,
+            ring_handle,
             helping: 0,
-            clients: Spin::new(CLIENT_MAX),
-            devices: Spin::new(DEVICE_MAX),
+            clients: BusyPoll::new(CLIENT_MAX),
+            devices: BusyPoll::new(DEVICE_MAX),
             copied: 0,
             turns: 0,
         }
     }
 
     /// Returns true if the operation is only a memory copy and fits into this turn's copy budget.
-    fn may_copy(&mut self, work: &Work) -> bool {
+    fn may_copy(&mut self, work: &PreparedOp) -> bool {
         let bytes = match &work.action {
             Action::Read { buffer, .. } => buffer.len(),
             Action::Write { payload, .. } => payload.len(),
@@ -84,7 +84,7 @@ impl RingDriver {
         may
     }
 
-    /// Waits until something may have happened or a guest needs a turn, for at most `left`.
+    /// Waits until something may have happened or a ring client needs a turn, for at most `left`.
     /// Busy-polls first if recent waits were short enough to make that worthwhile, then sleeps.
     fn look_on_and_sleep(&mut self, left: Duration) {
         let Self { ring, signals, clients, devices, helping, .. } = self;
@@ -99,7 +99,7 @@ impl RingDriver {
         }
         let began = Instant::now();
         let mut is_here = || signals.is_raised() || ring.has_news() || only_inputs && ring.take_inputs();
-        if spin.look_on(left, &mut is_here) || !ring.guests_may_sleep() || !signals.fall_asleep() {
+        if spin.look_on(left, &mut is_here) || !ring.clients_may_sleep() || !signals.fall_asleep() {
             return;
         }
         if only_inputs {
@@ -111,12 +111,12 @@ impl RingDriver {
         spin.waited(began.elapsed());
     }
 
-    /// Collects all events that are visible in memory. Returns true if guests need a turn.
+    /// Collects all events that are visible in memory. Returns true if ring clients need a turn.
     fn collect(&mut self, events: &mut Vec<Event>) -> bool {
         events.extend(self.ended.drain(..).map(Event::Done));
         self.ring.reap(|reaped| match reaped {
-            Reaped::Done(completion) => events.push(Event::Done(completion)),
-            Reaped::Helper(work) => {
+            ReapOutcome::Done(completion) => events.push(Event::Done(completion)),
+            ReapOutcome::Helper(work) => {
                 count(&self.counters.helped);
                 self.helping += 1;
                 self.helpers.start(work);
@@ -131,9 +131,9 @@ impl RingDriver {
         if raised & RUNG != 0 {
             events.push(Event::Bell);
         }
-        let is_wanted = raised & GUEST != 0;
+        let is_wanted = raised & CLIENT != 0;
         if is_wanted {
-            self.guests.take().into_iter().for_each(|guest| self.ring.take_in(guest));
+            self.ring_handle.take().into_iter().for_each(|client| self.ring.take_in(client));
         }
         is_wanted
     }
@@ -141,7 +141,7 @@ impl RingDriver {
 
 impl Driver for RingDriver {
     fn submit(&mut self, disk: DiskId, token: Token, op: Op) {
-        match Work::new(self.table.get(disk), token, op, &self.counters) {
+        match PreparedOp::new(self.table.get(disk), token, op, &self.counters) {
             Err(completion) => self.ended.push(completion),
             Ok(work) if self.may_copy(&work) => self.ended.push(perform(work, &self.counters)),
             Ok(work) if self.ring.can_do(&work) => self.ring.start(work),
@@ -203,8 +203,8 @@ const COPY_MAX: usize = 512 << 10;
 /// Bytes copied inline in one turn at most, so that other clients get their turn.
 const COPIES_MAX: usize = 2 << 20;
 
-/// After this many consecutive turns that had other work, the driver checks what guests can read:
-/// nothing else would announce that.
+/// After this many consecutive turns that had other work, the driver checks what ring clients can
+/// read: nothing else would announce that.
 const TURNS_MAX: u32 = 8;
 
 /// How long the driver busy-polls for clients. A client that sends one request at a time sends its
@@ -218,6 +218,6 @@ const DEVICE_MAX: Duration = Duration::from_micros(50);
 
 impl Drop for RingDriver {
     fn drop(&mut self) {
-        self.guests.close("the engine has ended");
+        self.ring_handle.close("the engine has ended");
     }
 }

@@ -14,9 +14,9 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 const ENTRIES: u32 = 2;
 
 /// Signals one eventfd; see the module documentation.
-pub struct Caller(IoUring);
+pub struct EventfdCaller(IoUring);
 
-impl Caller {
+impl EventfdCaller {
     /// Creates a caller for this eventfd, and keeps the eventfd open.
     ///
     /// # Errors
@@ -40,9 +40,9 @@ impl Caller {
     }
 }
 
-impl core::fmt::Debug for Caller {
+impl core::fmt::Debug for EventfdCaller {
     fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        formatter.write_str("Caller")
+        formatter.write_str("EventfdCaller")
     }
 }
 
@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn a_counter_that_is_full_is_not_waited_for() {
         let bell = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
-        let Ok(mut caller) = Caller::new(bell.as_fd()) else {
+        let Ok(mut caller) = EventfdCaller::new(bell.as_fd()) else {
             eprintln!("SKIPPED: no io_uring here");
             return;
         };
@@ -81,8 +81,8 @@ mod tests {
     #[test]
     fn what_is_no_eventfd_is_refused() {
         let (reads, writes) = std::io::pipe().expect("a pipe");
-        assert!(Caller::new(reads.as_fd()).is_err() && Caller::new(writes.as_fd()).is_err());
+        assert!(EventfdCaller::new(reads.as_fd()).is_err() && EventfdCaller::new(writes.as_fd()).is_err());
         let file = tempfile::tempfile().expect("a file");
-        assert!(Caller::new(file.as_fd()).is_err());
+        assert!(EventfdCaller::new(file.as_fd()).is_err());
     }
 }

@@ -18,7 +18,7 @@ pub(crate) fn discard(device: impl AsFd, offset: u64, length: u64) -> Result<(),
 
 /// Whether a lock is shared or exclusive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Lock {
+pub(crate) enum LockMode {
     /// Shared with other readers.
     Shared,
     /// Exclusive.
@@ -27,8 +27,8 @@ pub(crate) enum Lock {
 
 /// Which byte range of a file a lock covers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Part {
-    /// The whole file except [`Part::Writing`]: the claim of the file's owner.
+pub(crate) enum LockRange {
+    /// The whole file except [`LockRange::Writing`]: the claim of the file's owner.
     All,
     /// One byte behind the end of the largest possible file: the right to write.
     Writing,
@@ -39,27 +39,27 @@ const WRITING_AT: libc::off_t = libc::off_t::MAX - 1;
 
 /// Locks a part of `file` for as long as this open file description lives. Never waits: fails with
 /// `EAGAIN` if another description, in this or another process, holds a conflicting lock.
-pub(crate) fn lock(file: impl AsFd, lock: Lock, part: Part) -> Result<(), Errno> {
+pub(crate) fn lock(file: impl AsFd, lock: LockMode, part: LockRange) -> Result<(), Errno> {
     let kind = match lock {
-        Lock::Shared => libc::F_RDLCK,
-        Lock::Exclusive => libc::F_WRLCK,
+        LockMode::Shared => libc::F_RDLCK,
+        LockMode::Exclusive => libc::F_WRLCK,
     };
     set_lock(file, kind, part)
 }
 
 /// Releases this description's lock on that part.
-pub(crate) fn unlock(file: impl AsFd, part: Part) -> Result<(), Errno> {
+pub(crate) fn unlock(file: impl AsFd, part: LockRange) -> Result<(), Errno> {
     set_lock(file, libc::F_UNLCK, part)
 }
 
-fn set_lock(file: impl AsFd, kind: libc::c_int, part: Part) -> Result<(), Errno> {
+fn set_lock(file: impl AsFd, kind: libc::c_int, part: LockRange) -> Result<(), Errno> {
     // SAFETY: `flock` is a plain C struct for which all zeroes are a valid value.
     let mut range: libc::flock = unsafe { core::mem::zeroed() };
     range.l_type = i16::try_from(kind).expect("lock types are small numbers");
     range.l_whence = i16::try_from(libc::SEEK_SET).expect("SEEK_SET is zero");
     (range.l_start, range.l_len) = match part {
-        Part::All => (0, WRITING_AT),
-        Part::Writing => (WRITING_AT, 1),
+        LockRange::All => (0, WRITING_AT),
+        LockRange::Writing => (WRITING_AT, 1),
     };
     // SAFETY: the descriptor is open for the duration of the call (`AsFd`), and `F_OFD_SETLK` reads
     // one `flock`, which lives on this stack frame. The kernel requires a process id of 0.

@@ -41,12 +41,14 @@ mod threads;
 pub mod udev;
 mod wakeup;
 
-pub use counters::Counts;
-pub use device::{Access, Device, DeviceError, DeviceErrorKind, DeviceKind, Holder, Identity, Presence};
+pub use counters::CounterSnapshot;
+pub use device::{
+    Access, Device, DeviceError, DeviceErrorKind, DeviceIdentity, DeviceKind, DevicePresence, Holder,
+};
 pub use disks::Disks;
-pub use eventfd_call::Caller;
-pub use note::{MappedNote, NoteError, NoteFate, NoteFound, NoteIdentity};
-pub use probe::{Backend, Choice, DriverError, DriverOptions, Opened, open_driver};
-pub use ring_client::{Command, Guest, Guests, UblkCommand};
-pub use rings::Rings;
+pub use eventfd_call::EventfdCaller;
+pub use note::{MappedNote, NoteContents, NoteError, NoteIdentity, NoteReplay};
+pub use probe::{Backend, BackendChoice, DriverError, DriverOptions, OpenedDriver, open_driver};
+pub use ring_client::{Command, RingClient, RingHandle, UblkCommand};
+pub use rings::VolumeRings;
 pub use wakeup::Bell;

@@ -6,14 +6,14 @@
 
 use crate::counters::{Counters, count};
 use crate::device::Device;
-use bcached_env::{Buffer, Completion, IoErrorKind, Lent, Op, Payload, Token};
+use bcached_env::{Buffer, Completion, IoErrorKind, LentBuffer, Op, Payload, Token};
 use std::sync::Arc;
 
 /// Bytes in a sector.
 pub(crate) const SECTOR: u64 = 512;
 
 /// An operation in flight. Owns its memory and keeps the device open.
-pub(crate) struct Work {
+pub(crate) struct PreparedOp {
     pub(crate) token: Token,
     pub(crate) device: Arc<Device>,
     pub(crate) action: Action,
@@ -47,7 +47,7 @@ pub(crate) enum Action {
 
 impl Action {
     /// Returns the lent memory that is read into or written from, if any.
-    pub(crate) const fn lent(&self) -> Option<&Lent> {
+    pub(crate) const fn lent(&self) -> Option<&LentBuffer> {
         match self {
             Self::Read { buffer, .. } => buffer.lent(),
             Self::Write { payload, .. } => payload.lent(),
@@ -56,7 +56,7 @@ impl Action {
     }
 }
 
-impl Work {
+impl PreparedOp {
     /// Checks `op` and prepares it. Fails with the completion if it is refused or there is nothing
     /// to do.
     pub(crate) fn new(

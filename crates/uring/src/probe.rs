@@ -6,8 +6,8 @@
 
 use crate::disks::Disks;
 use crate::driver::RingDriver;
-use crate::ring::Inputs;
-use crate::ring_client::Guests;
+use crate::ring::ClientInputs;
+use crate::ring_client::RingHandle;
 use crate::threads::ThreadDriver;
 use crate::wakeup::{Bell, Signals};
 use bcached_env::Driver;
@@ -22,7 +22,7 @@ pub const BACKEND_VARIABLE: &str = "BCACHED_IO";
 
 /// Which backend to use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Choice {
+pub enum BackendChoice {
     /// The value of [`BACKEND_VARIABLE`]; if it is not set, `io_uring` if it works, else threads.
     #[default]
     Environment,
@@ -36,7 +36,7 @@ pub enum Choice {
 #[derive(Clone, Debug)]
 pub struct DriverOptions {
     /// Which backend.
-    pub choice: Choice,
+    pub choice: BackendChoice,
     /// Entries in the submission queue, a power of two: how much goes to the kernel at once. More
     /// operations than this can be in flight.
     pub entries: u32,
@@ -55,7 +55,7 @@ impl Default for DriverOptions {
     /// from one device.
     fn default() -> Self {
         Self {
-            choice: Choice::Environment,
+            choice: BackendChoice::Environment,
             entries: 256,
             in_flight_max: 4096,
             threads_max: 16,
@@ -65,15 +65,15 @@ impl Default for DriverOptions {
 }
 
 /// An opened driver and its handles.
-pub struct Opened {
+pub struct OpenedDriver {
     /// For the executor. It must stay on the thread that opened it.
     pub driver: Box<dyn Driver>,
     /// Adds and removes devices, also later and from other threads.
     pub disks: Disks,
     /// Wakes the engine, from any thread.
     pub bell: Bell,
-    /// Sends guests, such as queues of ublk devices, to its ring, from any thread.
-    pub guests: Guests,
+    /// Sends ring clients, such as queues of ublk devices, to its ring, from any thread.
+    pub ring_handle: RingHandle,
     /// How I/O is done, for the log.
     pub backend: Backend,
 }
@@ -124,50 +124,50 @@ pub enum DriverError {
 /// Opens a driver without disks.
 ///
 /// # Errors
-/// See [`DriverError`]. With [`Choice::Environment`] and the variable unset, a refused `io_uring`
-/// is not an error.
-pub fn open_driver(options: &DriverOptions) -> Result<Opened, DriverError> {
+/// See [`DriverError`]. With [`BackendChoice::Environment`] and the variable unset, a refused
+/// `io_uring` is not an error.
+pub fn open_driver(options: &DriverOptions) -> Result<OpenedDriver, DriverError> {
     let signals = Signals::new().map_err(DriverError::Eventfd)?;
     let disks = Disks::default();
     let bell = Bell::of_engine(signals.clone());
-    let guests = Guests::new(signals.clone());
+    let ring_handle = RingHandle::new(signals.clone());
     let by_threads = |reason: String| {
-        guests.close("ublk needs io_uring, but I/O goes through threads here");
+        ring_handle.close("ublk needs io_uring, but I/O goes through threads here");
         let driver = ThreadDriver::new(options.threads_max, signals.clone(), disks.clone());
         (Box::new(driver) as Box<dyn Driver>, Backend::Threads { reason })
     };
-    let by_ring = |(ring, inputs, deferred): (IoUring, Inputs, bool)| {
-        let (signals, disks, guests) = (signals.clone(), disks.clone(), guests.clone());
-        let driver = RingDriver::new((ring, inputs), options.helpers_max, signals, disks, guests);
+    let by_ring = |(ring, inputs, deferred): (IoUring, ClientInputs, bool)| {
+        let (signals, disks, ring_handle) = (signals.clone(), disks.clone(), ring_handle.clone());
+        let driver = RingDriver::new((ring, inputs), options.helpers_max, signals, disks, ring_handle);
         (Box::new(driver) as Box<dyn Driver>, Backend::Uring { deferred })
     };
     let choice = match options.choice {
-        Choice::Environment => choice_of(std::env::var_os(BACKEND_VARIABLE))?,
+        BackendChoice::Environment => choice_of(std::env::var_os(BACKEND_VARIABLE))?,
         choice => choice,
     };
     let (driver, backend) = match choice {
-        Choice::Threads => by_threads("requested".into()),
-        Choice::Uring => by_ring(set_up(options, &signals).map_err(DriverError::UringRefused)?),
-        Choice::Environment => match set_up(options, &signals) {
+        BackendChoice::Threads => by_threads("requested".into()),
+        BackendChoice::Uring => by_ring(set_up(options, &signals).map_err(DriverError::UringRefused)?),
+        BackendChoice::Environment => match set_up(options, &signals) {
             Ok(ring) => by_ring(ring),
             Err(reason) => by_threads(reason),
         },
     };
-    Ok(Opened { driver, disks, bell, guests, backend })
+    Ok(OpenedDriver { driver, disks, bell, ring_handle, backend })
 }
 
-fn choice_of(value: Option<OsString>) -> Result<Choice, DriverError> {
+fn choice_of(value: Option<OsString>) -> Result<BackendChoice, DriverError> {
     match value {
-        None => Ok(Choice::Environment),
-        Some(value) if value == "uring" => Ok(Choice::Uring),
-        Some(value) if value == "threads" => Ok(Choice::Threads),
+        None => Ok(BackendChoice::Environment),
+        Some(value) if value == "uring" => Ok(BackendChoice::Uring),
+        Some(value) if value == "threads" => Ok(BackendChoice::Threads),
         Some(value) => Err(DriverError::UnknownChoice(value)),
     }
 }
 
-/// Returns a ring that is verified to work, the inputs for its guests, and whether its completions
-/// are deferred; or the reason why there is none.
-fn set_up(options: &DriverOptions, signals: &Arc<Signals>) -> Result<(IoUring, Inputs, bool), String> {
+/// Returns a ring that is verified to work, the inputs for its ring clients, and whether its
+/// completions are deferred; or the reason why there is none.
+fn set_up(options: &DriverOptions, signals: &Arc<Signals>) -> Result<(IoUring, ClientInputs, bool), String> {
     let mut builder = IoUring::builder();
     builder.setup_clamp().setup_cqsize(options.in_flight_max.max(options.entries).max(2));
     let mut deferring = builder.clone();
@@ -184,7 +184,8 @@ fn set_up(options: &DriverOptions, signals: &Arc<Signals>) -> Result<(IoUring, I
     };
     check_features(&ring)?;
     check_round_trip(&mut ring)?;
-    let inputs = Inputs::new(Arc::clone(signals)).map_err(|error| format!("cannot create epoll: {error}"))?;
+    let inputs =
+        ClientInputs::new(Arc::clone(signals)).map_err(|error| format!("cannot create epoll: {error}"))?;
     Ok((ring, inputs, deferred))
 }
 
@@ -237,9 +238,9 @@ mod tests {
 
     #[test]
     fn the_variable_has_two_values() {
-        assert_eq!(choice_of(None).expect("unset is allowed"), Choice::Environment);
-        assert_eq!(choice_of(Some("uring".into())).expect("documented"), Choice::Uring);
-        assert_eq!(choice_of(Some("threads".into())).expect("documented"), Choice::Threads);
+        assert_eq!(choice_of(None).expect("unset is allowed"), BackendChoice::Environment);
+        assert_eq!(choice_of(Some("uring".into())).expect("documented"), BackendChoice::Uring);
+        assert_eq!(choice_of(Some("threads".into())).expect("documented"), BackendChoice::Threads);
         let error = choice_of(Some("aio".into())).expect_err("means nothing");
         assert_eq!(error.to_string(), "BCACHED_IO is \"aio\"; it must be \"uring\" or \"threads\"");
     }

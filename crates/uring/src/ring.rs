@@ -14,19 +14,19 @@
 mod client_reads;
 mod clients;
 
-pub(crate) use client_reads::Inputs;
+pub(crate) use client_reads::ClientInputs;
 
 use crate::blocking_io::TRANSFER_MAX;
-use crate::buffer_slots::Slots;
+use crate::buffer_slots::BufferSlots;
 use crate::counters::{Counters, count};
 use crate::device::{Device, DeviceKind};
 use crate::errno::{is_transient, kind_of};
-use crate::prepared_op::{Action, Work};
-use crate::ring_lifetime::{Apart, Lasting};
+use crate::prepared_op::{Action, PreparedOp};
+use crate::ring_lifetime::{DedicatedRing, DetachableRing};
 use crate::wakeup::Signals;
-use bcached_env::{Buffer, Completion, IoErrorKind, Lent, Payload, Slot};
+use bcached_env::{Buffer, BufferSlot, Completion, IoErrorKind, LentBuffer, Payload};
 use client_reads::INPUTS;
-use clients::{Hosted, OF_APART, OF_GUEST};
+use clients::{HostedClient, OF_CLIENT, OF_DEDICATED};
 use io_uring::squeue::{Entry, Flags};
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
@@ -52,25 +52,25 @@ const CLOSE_MAX: Duration = Duration::from_secs(5);
 const LAST_LOOK: Duration = Duration::from_millis(100);
 
 /// An operation and its progress.
-struct Operation {
-    work: Work,
+struct RingOp {
+    work: PreparedOp,
     /// Bytes transferred so far.
     done: usize,
     attempts: u8,
 }
 
 /// How an operation left the ring.
-pub(crate) enum Reaped {
+pub(crate) enum ReapOutcome {
     /// It completed.
     Done(Completion),
     /// The ring cannot do it; a helper thread starts it from the beginning.
-    Helper(Work),
+    Helper(PreparedOp),
 }
 
 /// What to do with an operation after the kernel's answer.
-enum Step {
+enum OpOutcome {
     /// Nothing: it continues.
-    On,
+    Continue,
     /// A helper thread starts it from the beginning.
     Helper,
     /// It completed with this result.
@@ -80,38 +80,43 @@ enum Step {
 /// Number of rings that this process has created.
 static RINGS: AtomicU64 = AtomicU64::new(0);
 
-/// A ring and the operations and guests on it.
+/// A ring and the operations and clients on it.
 pub(crate) struct Ring {
     /// Unique among all rings that this process has created.
     number: u64,
-    ring: Lasting,
-    operations: Slab<Operation>,
+    ring: DetachableRing,
+    operations: Slab<RingOp>,
     /// Operations whose entry is not pushed yet.
     backlog: VecDeque<usize>,
     /// Operations whose entry is pushed and whose completion is not reaped.
     in_kernel: usize,
     in_kernel_max: usize,
     /// Operations that completed within one [`Ring::reap`]; kept to reuse its allocation.
-    done: Vec<(Work, Result<(), IoErrorKind>)>,
+    done: Vec<(PreparedOp, Result<(), IoErrorKind>)>,
     /// Keeps the eventfd open for the poll that is in the ring.
     signals: Arc<Signals>,
     is_watching: bool,
     counters: Arc<Counters>,
-    guests: Slab<Hosted>,
-    /// Number of dedicated rings created for guests; source of their numbers.
-    aparts: u64,
-    slots: Slots,
-    inputs: Inputs,
+    clients: Slab<HostedClient>,
+    /// Number of dedicated rings created for ring clients; source of their numbers.
+    dedicated_count: u64,
+    slots: BufferSlots,
+    inputs: ClientInputs,
 }
 
 impl Ring {
-    pub(crate) fn new(ring: IoUring, inputs: Inputs, signals: Arc<Signals>, counters: Arc<Counters>) -> Self {
-        // Two entries are reserved for the polls of the signals and of the inputs. Polls of guests'
-        // dedicated rings are few, and complete rarely.
+    pub(crate) fn new(
+        ring: IoUring,
+        inputs: ClientInputs,
+        signals: Arc<Signals>,
+        counters: Arc<Counters>,
+    ) -> Self {
+        // Two entries are reserved for the polls of the signals and of the inputs. Polls of ring
+        // clients' dedicated rings are few, and complete rarely.
         let places = usize::try_from(ring.params().cq_entries()).unwrap_or(usize::MAX).max(3) - 2;
         Self {
             number: RINGS.fetch_add(1, Ordering::Relaxed),
-            ring: Lasting::new(ring),
+            ring: DetachableRing::new(ring),
             operations: Slab::with_capacity(places),
             backlog: VecDeque::with_capacity(places),
             in_kernel: 0,
@@ -119,17 +124,17 @@ impl Ring {
             done: Vec::with_capacity(places),
             is_watching: false,
             counters,
-            guests: Slab::new(),
-            aparts: 0,
-            slots: Slots::default(),
+            clients: Slab::new(),
+            dedicated_count: 0,
+            slots: BufferSlots::default(),
             inputs,
             signals,
         }
     }
 
     /// Accepts `work`; the kernel sees it with the next [`Ring::submit`] or [`Ring::sleep`].
-    pub(crate) fn start(&mut self, work: Work) {
-        let key = self.operations.insert(Operation { work, done: 0, attempts: 0 });
+    pub(crate) fn start(&mut self, work: PreparedOp) {
+        let key = self.operations.insert(RingOp { work, done: 0, attempts: 0 });
         self.backlog.push_back(key);
         self.fill_operations();
         if self.backlog.back() == Some(&key) {
@@ -138,8 +143,8 @@ impl Ring {
     }
 
     /// Returns true if the ring can do this kind of work itself.
-    pub(crate) fn can_do(&self, work: &Work) -> bool {
-        let is_of_here = |lent: &Lent| lent.place().0.ring == self.number;
+    pub(crate) fn can_do(&self, work: &PreparedOp) -> bool {
+        let is_of_here = |lent: &LentBuffer| lent.place().0.ring == self.number;
         if work.action.lent().is_some_and(|lent| !is_of_here(lent) || !work.device.takes_lent()) {
             return false;
         }
@@ -172,7 +177,7 @@ impl Ring {
 
     /// Pushes whatever there is room for; returns true if nothing is left over.
     fn fill(&mut self) -> bool {
-        let has_room = self.guests.is_empty() || self.turn_guests();
+        let has_room = self.clients.is_empty() || self.turn_clients();
         has_room && self.fill_operations()
     }
 
@@ -219,13 +224,13 @@ impl Ring {
     }
 
     /// Returns true if something has completed, if entering the kernel would post completions, or
-    /// if a guest has found work.
+    /// if a ring client has found work.
     pub(crate) fn has_news(&mut self) -> bool {
         let in_ring = self.ring.submission().taskrun() || !self.ring.completion().is_empty();
-        let has_news = |hosted: &mut Hosted| {
-            hosted.guest.has_news() || hosted.apart.as_mut().is_some_and(Apart::has_news)
+        let has_news = |hosted: &mut HostedClient| {
+            hosted.client.has_news() || hosted.dedicated.as_mut().is_some_and(DedicatedRing::has_news)
         };
-        in_ring || self.guests.iter_mut().any(|(_, hosted)| has_news(hosted))
+        in_ring || self.clients.iter_mut().any(|(_, hosted)| has_news(hosted))
     }
 
     /// Submits, and sleeps until something completes (a raised signal is a completion too) or
@@ -244,7 +249,7 @@ impl Ring {
     }
 
     /// Reaps all completions.
-    pub(crate) fn reap(&mut self, mut sink: impl FnMut(Reaped)) {
+    pub(crate) fn reap(&mut self, mut sink: impl FnMut(ReapOutcome)) {
         let mut done = core::mem::take(&mut self.done);
         loop {
             let Some(entry) = self.ring.completion().next() else { break };
@@ -257,20 +262,20 @@ impl Ring {
                 self.inputs_told();
                 continue;
             }
-            if entry.user_data() & OF_GUEST != 0 {
+            if entry.user_data() & OF_CLIENT != 0 {
                 self.guest_completed(entry.user_data(), entry.result());
                 continue;
             }
-            if entry.user_data() & OF_APART != 0 {
+            if entry.user_data() & OF_DEDICATED != 0 {
                 self.apart_told(entry.user_data(), cqueue::more(entry.flags()));
                 continue;
             }
             let key = usize::try_from(entry.user_data()).expect("keys are slab indices");
             self.in_kernel -= 1;
             match self.step(key, entry.result()) {
-                Step::On => {}
-                Step::Helper => sink(Reaped::Helper(self.operations.remove(key).work)),
-                Step::Done(result) => done.push((self.operations.remove(key).work, result)),
+                OpOutcome::Continue => {}
+                OpOutcome::Helper => sink(ReapOutcome::Helper(self.operations.remove(key).work)),
+                OpOutcome::Done(result) => done.push((self.operations.remove(key).work, result)),
             }
         }
         self.reap_aparts();
@@ -284,29 +289,29 @@ impl Ring {
                 whole = known.map_or_else(|| work.device.look_whole(), |(_, whole)| *whole);
                 looked = Some((Arc::clone(&work.device), whole));
             }
-            sink(Reaped::Done(work.finish(whole.and(result))));
+            sink(ReapOutcome::Done(work.finish(whole.and(result))));
         }
         self.done = done;
     }
 
     /// Returns what follows from the kernel's answer. If the operation continues, it is queued
     /// already.
-    fn step(&mut self, key: usize, answer: i32) -> Step {
+    fn step(&mut self, key: usize, answer: i32) -> OpOutcome {
         let operation = &mut self.operations[key];
         let device = &operation.work.device;
         if let Ok(got) = usize::try_from(answer) {
-            let Some(length) = operation.length() else { return Step::Done(Ok(())) };
+            let Some(length) = operation.length() else { return OpOutcome::Done(Ok(())) };
             return match device.advance(operation.done, got, length) {
-                Some(done) if done == length => Step::Done(Ok(())),
+                Some(done) if done == length => OpOutcome::Done(Ok(())),
                 Some(done) => {
                     (operation.done, operation.attempts) = (done, 0);
                     count(&self.counters.continued);
                     self.backlog.push_back(key);
-                    Step::On
+                    OpOutcome::Continue
                 }
                 // The file ended before the device does, or the device stopped accepting data; a
                 // helper thread finds out which.
-                None => Step::Helper,
+                None => OpOutcome::Helper,
             };
         }
         let errno = Errno::from_raw_os_error(answer.saturating_neg());
@@ -315,23 +320,23 @@ impl Ring {
             operation.attempts += 1;
             if operation.attempts < ATTEMPTS {
                 self.backlog.push_back(key);
-                return Step::On;
+                return OpOutcome::Continue;
             }
-            return Step::Helper;
+            return OpOutcome::Helper;
         }
         if errno == Errno::OPNOTSUPP && operation.learn_refusal() {
-            return Step::Helper;
+            return OpOutcome::Helper;
         }
         if operation.work.action.lent().is_some() && matches!(errno, Errno::INVAL | Errno::FAULT) {
             // The request's memory does not suit this device, or is no longer registered: a helper
             // thread copies.
-            return Step::Helper;
+            return OpOutcome::Helper;
         }
-        Step::Done(Err(kind_of(errno)))
+        OpOutcome::Done(Err(kind_of(errno)))
     }
 }
 
-impl Operation {
+impl RingOp {
     /// Bytes to transfer; `None` for operations that answer with zero.
     fn length(&self) -> Option<usize> {
         match &self.work.action {
@@ -363,9 +368,9 @@ impl Operation {
 impl Drop for Ring {
     fn drop(&mut self) {
         self.backlog.clear();
-        // Guests that can continue elsewhere do so now, rather than after a hung device has
+        // Ring clients that can continue elsewhere do so now, rather than after a hung device has
         // answered.
-        self.guests.retain(|_, hosted| !hosted.guest.leaves_first());
+        self.clients.retain(|_, hosted| !hosted.client.leaves_first());
         let deadline = Instant::now() + CLOSE_MAX;
         while self.in_kernel > 0 && Instant::now() < deadline {
             self.take_last(LAST_LOOK);
@@ -381,7 +386,7 @@ impl Drop for Ring {
 
 impl Ring {
     /// Reaps what the kernel completes within `limit`, for a ring that is about to end. Submits
-    /// nothing new. Returns true if some of it belonged to guests with dedicated rings.
+    /// nothing new. Returns true if some of it belonged to ring clients with dedicated rings.
     fn take_last(&mut self, limit: Duration) -> bool {
         let time = Timespec::new().sec(limit.as_secs()).nsec(limit.subsec_nanos());
         let _ = self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&time));
@@ -389,7 +394,7 @@ impl Ring {
             match entry.user_data() {
                 SIGNALS => self.signals.drain(),
                 INPUTS => {}
-                data if data & (OF_GUEST | OF_APART) != 0 => {}
+                data if data & (OF_CLIENT | OF_DEDICATED) != 0 => {}
                 // Short transfers are not continued: their requester is gone, as after a crash.
                 _ => self.in_kernel -= 1,
             }
@@ -399,7 +404,7 @@ impl Ring {
 }
 
 /// The entry for the part of an operation that is still to be done.
-fn entry_of(operation: &mut Operation) -> Entry {
+fn entry_of(operation: &mut RingOp) -> Entry {
     let fd = Fd(operation.work.device.file().as_raw_fd());
     let done = operation.done;
     let entry = match &mut operation.work.action {
@@ -425,7 +430,7 @@ fn entry_of(operation: &mut Operation) -> Entry {
 /// Reads the data at `offset` into the buffer behind its first `done` bytes.
 fn read_entry(fd: Fd, offset: u64, buffer: &mut Buffer, done: usize) -> Entry {
     if let Some(lent) = buffer.lent() {
-        let ((Slot { number: slot, .. }, start), length) = (lent.place(), length_of(lent.len() - done));
+        let ((BufferSlot { number: slot, .. }, start), length) = (lent.place(), length_of(lent.len() - done));
         return opcode::ReadFixed::new(fd, registered(start + done), length, slot).offset(offset).build();
     }
     let rest = &mut buffer.as_mut_slice()[done..];
@@ -435,7 +440,7 @@ fn read_entry(fd: Fd, offset: u64, buffer: &mut Buffer, done: usize) -> Entry {
 /// Writes all but the first `done` bytes to `offset`.
 fn write_entry(fd: Fd, offset: u64, payload: &Payload, (done, flags): (usize, i32)) -> Entry {
     if let Some(lent) = payload.lent() {
-        let ((Slot { number: slot, .. }, start), length) = (lent.place(), length_of(lent.len() - done));
+        let ((BufferSlot { number: slot, .. }, start), length) = (lent.place(), length_of(lent.len() - done));
         let write = opcode::WriteFixed::new(fd, registered(start + done), length, slot);
         return write.offset(offset).rw_flags(flags).build();
     }

@@ -1,19 +1,20 @@
-//! Guests that live on an engine's ring: queues of ublk devices, connections of NBD clients, disks
-//! of virtual machines.
+//! Clients of an engine's ring: queues of ublk devices, connections of NBD clients, disks of
+//! virtual machines.
 //!
 //! A ublk queue is a client of the engine like any other, and talks to it through a port; so is a
 //! connection. From the ring they need that their commands are submitted and completed together
 //! with the engine's own operations, on one thread and with one system call. That saves two hops
 //! per request, and only a ring that has registered a request's memory can do I/O on it.
 //!
-//! A guest's commands refer to no memory of this process, so nothing that a guest does can make
-//! them unsound; the ring keeps the guest's device open. The buffers that the kernel registers for
-//! them are the kernel's own memory, which it keeps as long as an operation reads or writes there.
+//! A ring client's commands refer to no memory of this process, so nothing that a ring client does
+//! can make them unsound; the ring keeps the ring client's device open. The buffers that the kernel
+//! registers for them are the kernel's own memory, which it keeps as long as an operation reads or
+//! writes there.
 
 use crate::ring::poll_in;
 use crate::threads::locked;
-use crate::wakeup::{Bell, GUEST, Signals};
-use bcached_env::Slot;
+use crate::wakeup::{Bell, CLIENT, Signals};
+use bcached_env::BufferSlot;
 use io_uring::opcode::{PollAdd, UringCmd16};
 use io_uring::squeue::Entry;
 use io_uring::types::Fd;
@@ -24,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Something that lives on a ring. It runs on the engine's thread, between two turns of its tasks,
 /// so no method may block or take long.
-pub trait Guest: Send {
+pub trait RingClient: Send {
     /// The device that its commands go to.
     fn device(&self) -> Arc<dyn AsFd + Send + Sync>;
 
@@ -36,19 +37,19 @@ pub trait Guest: Send {
     /// The command of `tag` has completed with this result: 0 or more, or a negative errno.
     fn completed(&mut self, tag: u16, result: i32);
 
-    /// Returns true if the guest is to be notified ([`Guest::input`]) as soon as its device is
-    /// readable or at end of file. Called after each of its turns.
+    /// Returns true if the ring client is to be notified ([`RingClient::input`]) as soon as its
+    /// device is readable or at end of file. Called after each of its turns.
     fn awaits_input(&self) -> bool {
         false
     }
 
-    /// The device is readable. Called again as long as the guest does not read.
+    /// The device is readable. Called again as long as the ring client does not read.
     fn input(&mut self) {}
 
     /// The system cannot report when the device is readable, and never will.
     fn input_refused(&mut self) {}
 
-    /// Returns true if nothing of the guest is in the kernel or will be: it can be dropped.
+    /// Returns true if nothing of the ring client is in the kernel or will be: it can be dropped.
     fn is_over(&self) -> bool;
 
     /// Returns true if work has arrived that neither a bell nor a command's completion announces.
@@ -59,37 +60,39 @@ pub trait Guest: Send {
     }
 
     /// The thread is about to sleep: from now on, only a bell or the completion of a command wakes
-    /// it. Returns false if the guest has something to do first; it then gets its turn at once.
+    /// it. Returns false if the ring client has something to do first; it then gets its turn at
+    /// once.
     fn may_sleep(&mut self) -> bool {
         true
     }
 
-    /// Returns how many buffers the kernel is to register for the guest with the ring, by itself:
-    /// as many as it has tags.
+    /// Returns how many buffers the kernel is to register for the ring client with the ring, by
+    /// itself: as many as it has tags.
     fn slots_wanted(&self) -> u16 {
         0
     }
 
-    /// Tells the guest the first of its buffer slots, which are its own as long as it lives here.
-    /// Called before its first turn, if there is room for them.
-    fn slots_from(&mut self, _first: Slot) {}
+    /// Tells the ring client the first of its buffer slots, which are its own as long as it lives
+    /// here. Called before its first turn, if there is room for them.
+    fn slots_from(&mut self, _first: BufferSlot) {}
 
-    /// Returns true if the ring need not wait for the guest's commands when it ends.
+    /// Returns true if the ring need not wait for the ring client's commands when it ends.
     fn leaves_first(&self) -> bool {
         false
     }
 
-    /// Returns the maximum number of commands the guest has at once if its ring must not end while
-    /// one of its requests may be arriving; `None` if the ring may end at any time. The commands of
-    /// such a guest are on a dedicated ring. When the engine's ring ends, the guest is still told
-    /// of completions, but gets no further turn. When none has arrived for a moment, or after half
-    /// a second, its ring ends with the thread, as it does if the thread is killed.
+    /// Returns the maximum number of commands the ring client has at once if its ring must not end
+    /// while one of its requests may be arriving; `None` if the ring may end at any time. The
+    /// commands of such a ring client are on a dedicated ring. When the engine's ring ends, the
+    /// ring client is still told of completions, but gets no further turn. When none has arrived
+    /// for a moment, or after half a second, its ring ends with the thread, as it does if the
+    /// thread is killed.
     fn ends_at_rest(&self) -> Option<u16> {
         None
     }
 }
 
-/// A command of a guest to the kernel.
+/// A command of a ring client to the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Command {
     /// A command to a queue of a ublk device.
@@ -161,43 +164,43 @@ impl UblkCommand {
     }
 }
 
-/// Sends guests to an engine's ring, from any thread. Clones lead to the same ring.
+/// Sends ring clients to an engine's ring, from any thread. Clones lead to the same ring.
 #[derive(Clone)]
-pub struct Guests {
-    waiting: Arc<Mutex<Waiting>>,
+pub struct RingHandle {
+    waiting: Arc<Mutex<ClientQueue>>,
     signals: Arc<Signals>,
 }
 
-struct Waiting {
-    guests: VecDeque<Box<dyn Guest>>,
-    /// Why no guest is accepted any more.
+struct ClientQueue {
+    clients: VecDeque<Box<dyn RingClient>>,
+    /// Why no ring client is accepted any more.
     closed: Option<&'static str>,
 }
 
-/// A guest was not accepted.
+/// A ring client was not accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct NoRing(&'static str);
+pub struct RingClosed(&'static str);
 
-impl Guests {
+impl RingHandle {
     pub(crate) fn new(signals: Arc<Signals>) -> Self {
-        let waiting = Waiting { guests: VecDeque::new(), closed: None };
+        let waiting = ClientQueue { clients: VecDeque::new(), closed: None };
         Self { waiting: Arc::new(Mutex::new(waiting)), signals }
     }
 
-    /// Hosts `guest`; it gets its first turn as soon as the engine's thread looks.
+    /// Hosts `client`; it gets its first turn as soon as the engine's thread looks.
     ///
     /// # Errors
-    /// There is no ring, or it has ended; the guest has been dropped.
-    pub fn host(&self, guest: Box<dyn Guest>) -> Result<(), NoRing> {
+    /// There is no ring, or it has ended; the ring client has been dropped.
+    pub fn host(&self, client: Box<dyn RingClient>) -> Result<(), RingClosed> {
         let mut waiting = self.lock();
         if let Some(why) = waiting.closed {
             drop(waiting);
-            return Err(NoRing(why));
+            return Err(RingClosed(why));
         }
-        waiting.guests.push_back(guest);
+        waiting.clients.push_back(client);
         drop(waiting);
-        self.signals.raise(GUEST);
+        self.signals.raise(CLIENT);
         Ok(())
     }
 
@@ -207,7 +210,7 @@ impl Guests {
         Arc::ptr_eq(&self.waiting, &other.waiting)
     }
 
-    /// Returns a bell that gives the guests of this ring a turn.
+    /// Returns a bell that gives the clients of this ring a turn.
     #[must_use]
     pub fn bell(&self) -> Bell {
         Bell::of_guests(Arc::clone(&self.signals))
@@ -217,24 +220,24 @@ impl Guests {
         let gone = {
             let mut waiting = self.lock();
             waiting.closed = Some(why);
-            std::mem::take(&mut waiting.guests)
+            std::mem::take(&mut waiting.clients)
         };
-        // Dropped without the lock: guests may ring when they are dropped.
+        // Dropped without the lock: ring clients may ring when they are dropped.
         drop(gone);
     }
 
-    pub(crate) fn take(&self) -> VecDeque<Box<dyn Guest>> {
-        std::mem::take(&mut self.lock().guests)
+    pub(crate) fn take(&self) -> VecDeque<Box<dyn RingClient>> {
+        std::mem::take(&mut self.lock().clients)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+    fn lock(&self) -> MutexGuard<'_, ClientQueue> {
         locked(&self.waiting)
     }
 }
 
-impl core::fmt::Debug for Guests {
+impl core::fmt::Debug for RingHandle {
     fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        formatter.write_str("Guests")
+        formatter.write_str("RingHandle")
     }
 }
 

@@ -9,8 +9,8 @@
 //!
 //! But the commands of two devices on one ring wait for each other, and a thread does this only if
 //! it has something in flight that concerns a ring as a file. So each such queue has a dedicated
-//! ring ([`Apart`]), which the engine's ring polls. All of these rings are closed when the thread
-//! is gone.
+//! ring ([`DedicatedRing`]), which the engine's ring polls. All of these rings are closed when the
+//! thread is gone.
 
 use crate::threads::locked;
 use io_uring::IoUring;
@@ -21,21 +21,21 @@ use std::path::Path;
 use std::sync::Mutex;
 
 /// Rings whose threads may still be ending. Ended ones are removed whenever another ring is added.
-static PARTED: Mutex<Vec<Parted>> = Mutex::new(Vec::new());
+static PARTED: Mutex<Vec<DetachedRing>> = Mutex::new(Vec::new());
 
-struct Parted {
+struct DetachedRing {
     thread: Pid,
     _ring: IoUring,
 }
 
 /// A ring that may outlive its thread.
-pub(crate) struct Lasting {
+pub(crate) struct DetachableRing {
     /// Present until this value is dropped.
     ring: Option<IoUring>,
     lasts: bool,
 }
 
-impl Lasting {
+impl DetachableRing {
     /// Creates a ring that ends when it is dropped.
     pub(crate) const fn new(ring: IoUring) -> Self {
         Self { ring: Some(ring), lasts: false }
@@ -48,7 +48,7 @@ impl Lasting {
     }
 }
 
-impl Deref for Lasting {
+impl Deref for DetachableRing {
     type Target = IoUring;
 
     fn deref(&self) -> &IoUring {
@@ -56,18 +56,18 @@ impl Deref for Lasting {
     }
 }
 
-impl DerefMut for Lasting {
+impl DerefMut for DetachableRing {
     fn deref_mut(&mut self) -> &mut IoUring {
         self.ring.as_mut().expect("the ring exists until this is dropped")
     }
 }
 
-impl Drop for Lasting {
+impl Drop for DetachableRing {
     fn drop(&mut self) {
         if let Some(ring) = self.ring.take().filter(|_| self.lasts) {
             let mut parted = locked(&PARTED);
             parted.retain(|one| is_there(one.thread));
-            parted.push(Parted { thread: gettid(), _ring: ring });
+            parted.push(DetachedRing { thread: gettid(), _ring: ring });
         }
     }
 }
@@ -77,19 +77,19 @@ fn is_there(thread: Pid) -> bool {
     Path::new(&format!("/proc/self/task/{}", thread.as_raw_nonzero())).exists()
 }
 
-/// A guest's dedicated ring.
-pub(crate) struct Apart {
-    pub ring: Lasting,
+/// A ring client's dedicated ring.
+pub(crate) struct DedicatedRing {
+    pub ring: DetachableRing,
     /// Number of its poll in the engine's ring. Unique within one engine.
     pub number: u64,
     /// The engine's ring polls it.
     pub is_polled: bool,
 }
 
-impl Apart {
-    /// Creates a ring with entries for as many commands as the guest has at once.
+impl DedicatedRing {
+    /// Creates a ring with entries for as many commands as the ring client has at once.
     pub(crate) fn new(number: u64, commands: u16) -> io::Result<Self> {
-        let ring = Lasting::new(IoUring::new(u32::from(commands.max(1)))?);
+        let ring = DetachableRing::new(IoUring::new(u32::from(commands.max(1)))?);
         Ok(Self { ring, number, is_polled: false })
     }
 
@@ -115,7 +115,7 @@ mod tests {
     /// Ends a ring on a new thread and returns how many are kept then. `None`: `io_uring` is
     /// unavailable here.
     fn end_one() -> Option<usize> {
-        let mut ring = Lasting::new(IoUring::new(2).ok()?);
+        let mut ring = DetachableRing::new(IoUring::new(2).ok()?);
         ring.last();
         drop(ring);
         Some(locked(&PARTED).len())

@@ -10,7 +10,7 @@ use crate::blocking_io::perform;
 use crate::clock::{Clock, wall_seconds};
 use crate::counters::Counters;
 use crate::disks::{DiskTable, Disks};
-use crate::prepared_op::Work;
+use crate::prepared_op::PreparedOp;
 use crate::wakeup::{FINISHED, RUNG, Signals};
 use bcached_env::{Completion, DiskId, DiskInfo, Driver, Event, Op, Time, Token};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -23,15 +23,15 @@ use std::time::Duration;
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
-struct Queue {
-    works: VecDeque<Work>,
+struct WorkQueue {
+    works: VecDeque<PreparedOp>,
     threads: usize,
     idle: usize,
     closing: bool,
 }
 
-struct Shared {
-    queue: Mutex<Queue>,
+struct PoolShared {
+    queue: Mutex<WorkQueue>,
     /// Work has arrived, or the pool is closing.
     arrived: Condvar,
     /// A thread has ended.
@@ -43,8 +43,8 @@ struct Shared {
 
 /// The pool. Dropping it discards work that has not begun, and waits for the rest for a limited
 /// time.
-pub(crate) struct Pool {
-    shared: Arc<Shared>,
+pub(crate) struct ThreadPool {
+    shared: Arc<PoolShared>,
     threads_max: usize,
 }
 
@@ -53,9 +53,9 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Pool {
+impl ThreadPool {
     pub(crate) fn new(threads_max: usize, signals: Arc<Signals>, counters: Arc<Counters>) -> Self {
-        let shared = Shared {
+        let shared = PoolShared {
             queue: Mutex::default(),
             arrived: Condvar::new(),
             ended: Condvar::new(),
@@ -66,9 +66,9 @@ impl Pool {
         Self { shared: Arc::new(shared), threads_max: threads_max.max(1) }
     }
 
-    /// Queues `work`; its completion is delivered by [`Pool::collect`] after [`FINISHED`] is
+    /// Queues `work`; its completion is delivered by [`ThreadPool::collect`] after [`FINISHED`] is
     /// raised.
-    pub(crate) fn start(&self, work: Work) {
+    pub(crate) fn start(&self, work: PreparedOp) {
         let mut queue = locked(&self.shared.queue);
         queue.works.push_back(work);
         if queue.idle >= queue.works.len() {
@@ -107,7 +107,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         let mut queue = locked(&self.shared.queue);
         queue.closing = true;
@@ -118,7 +118,7 @@ impl Drop for Pool {
     }
 }
 
-impl Shared {
+impl PoolShared {
     /// The main loop of one thread.
     fn serve(&self) {
         let mut queue = locked(&self.queue);
@@ -137,7 +137,7 @@ impl Shared {
         self.ended.notify_all();
     }
 
-    fn finish(&self, work: Work) {
+    fn finish(&self, work: PreparedOp) {
         let completion = perform(work, &self.counters);
         locked(&self.finished).push(completion);
         self.signals.raise(FINISHED);
@@ -146,7 +146,7 @@ impl Shared {
 
 /// A driver that does every operation with the pool.
 pub(crate) struct ThreadDriver {
-    pool: Pool,
+    pool: ThreadPool,
     table: DiskTable,
     counters: Arc<Counters>,
     signals: Arc<Signals>,
@@ -159,7 +159,7 @@ impl ThreadDriver {
     pub(crate) fn new(threads_max: usize, signals: Arc<Signals>, disks: Disks) -> Self {
         let counters = disks.counters();
         Self {
-            pool: Pool::new(threads_max, Arc::clone(&signals), Arc::clone(&counters)),
+            pool: ThreadPool::new(threads_max, Arc::clone(&signals), Arc::clone(&counters)),
             table: DiskTable::new(disks),
             counters,
             signals,
@@ -182,7 +182,7 @@ impl ThreadDriver {
 
 impl Driver for ThreadDriver {
     fn submit(&mut self, disk: DiskId, token: Token, op: Op) {
-        match Work::new(self.table.get(disk), token, op, &self.counters) {
+        match PreparedOp::new(self.table.get(disk), token, op, &self.counters) {
             Ok(work) => self.pool.start(work),
             Err(completion) => self.refused.push(completion),
         }

@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 pub(crate) const RUNG: u32 = 1;
 /// A helper thread has finished operations.
 pub(crate) const FINISHED: u32 = 2;
-/// A guest of the ring has work.
-pub(crate) const GUEST: u32 = 4;
+/// A client of the ring has work.
+pub(crate) const CLIENT: u32 = 4;
 
 /// The signals that can wake a driver.
 pub(crate) struct Signals {
@@ -88,8 +88,8 @@ impl AsFd for Signals {
 }
 
 /// Rings the engine's thread. Any number of rings before it looks cause one
-/// [`bcached_env::Event::Bell`]. A bell for the guests of a ring ([`crate::Guests::bell`]) gives
-/// them a turn instead.
+/// [`bcached_env::Event::Bell`]. A bell for the clients of a ring ([`crate::RingHandle::bell`])
+/// gives them a turn instead.
 ///
 /// What the ringer did before ringing is visible to the handler of the event. A bell outlives its
 /// driver; ringing it then does nothing.
@@ -105,7 +105,7 @@ impl Bell {
     }
 
     pub(crate) const fn of_guests(signals: Arc<Signals>) -> Self {
-        Self { signals, bit: GUEST }
+        Self { signals, bit: CLIENT }
     }
 
     /// Rings. Never blocks; costs a system call only if the driver sleeps.

@@ -1,7 +1,7 @@
 //! Replays the fuzzer's corpus of notes: each file holds what its name says, and none makes opening
 //! it fail.
 
-use bcached_uring::NoteFound;
+use bcached_uring::NoteContents;
 use std::path::Path;
 
 #[path = "../../../fuzz/src/note.rs"]
@@ -26,15 +26,15 @@ fn every_note_of_the_corpus() {
 #[test]
 fn the_seeds_are_what_they_are_called() {
     for (name, found) in [
-        ("empty", NoteFound::Damaged { what: "it was truncated to 0 bytes", usable: 0 }),
-        ("no-note", NoteFound::Damaged { what: "it has no valid header", usable: 0 }),
-        ("short", NoteFound::Damaged { what: "it is shorter than its header says", usable: 0 }),
-        ("two", NoteFound::Records(2)),
-        ("wrapped", NoteFound::Records(2)),
-        ("spoiled", NoteFound::Damaged { what: "a record is invalid", usable: 1 }),
-        ("impossible-counters", NoteFound::Damaged { what: "its counters are invalid", usable: 0 }),
-        ("other-boot", NoteFound::OtherBoot),
-        ("other-set", NoteFound::OtherSet),
+        ("empty", NoteContents::Damaged { what: "it was truncated to 0 bytes", usable: 0 }),
+        ("no-note", NoteContents::Damaged { what: "it has no valid header", usable: 0 }),
+        ("short", NoteContents::Damaged { what: "it is shorter than its header says", usable: 0 }),
+        ("two", NoteContents::Records(2)),
+        ("wrapped", NoteContents::Records(2)),
+        ("spoiled", NoteContents::Damaged { what: "a record is invalid", usable: 1 }),
+        ("impossible-counters", NoteContents::Damaged { what: "its counters are invalid", usable: 0 }),
+        ("other-boot", NoteContents::OtherBoot),
+        ("other-set", NoteContents::OtherSet),
     ] {
         assert_eq!(opened(name).found, found, "{name}");
     }

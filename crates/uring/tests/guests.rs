@@ -1,9 +1,9 @@
-//! The life of a guest on a ring, as the guest sees it.
+//! The life of a client of a ring, as the client sees it.
 
 mod common;
 
 use bcached_env::{Driver, Time};
-use bcached_uring::{Bell, Choice, Command, DriverOptions, Guest, Opened, open_driver};
+use bcached_uring::{BackendChoice, Bell, Command, DriverOptions, OpenedDriver, RingClient, open_driver};
 use common::{turn, within};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,17 +13,17 @@ use std::thread;
 use std::time::Duration;
 
 /// Waits for an eventfd again and again.
-struct Waiting {
+struct WaitingClient {
     eventfd: Arc<OwnedFd>,
     /// It has a dedicated ring.
     ends_at_rest: bool,
-    seen: Arc<Seen>,
+    seen: Arc<ClientStatus>,
     is_waiting: bool,
 }
 
 /// What is visible of it from outside.
 #[derive(Default)]
-struct Seen {
+struct ClientStatus {
     is_waiting: AtomicBool,
     ended: AtomicUsize,
     is_over: AtomicBool,
@@ -35,7 +35,7 @@ fn ring(eventfd: &OwnedFd) {
     rustix::io::write(eventfd, &1_u64.to_ne_bytes()).expect("an eventfd");
 }
 
-impl Guest for Waiting {
+impl RingClient for WaitingClient {
     fn device(&self) -> Arc<dyn AsFd + Send + Sync> {
         self.eventfd.clone()
     }
@@ -69,52 +69,56 @@ impl Guest for Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for WaitingClient {
     fn drop(&mut self) {
         *self.seen.at_the_end.lock().expect("no panic") = Some(self.seen.ended.load(Ordering::Acquire));
     }
 }
 
-/// A driver with one guest.
-struct One {
+/// A driver with one ring client.
+struct DriverWithClient {
     driver: Box<dyn Driver>,
-    seen: Arc<Seen>,
+    seen: Arc<ClientStatus>,
     eventfd: Arc<OwnedFd>,
     bell: Bell,
 }
 
-/// Opens a driver with one guest whose command is in the kernel; `None`: `io_uring` is unavailable
-/// here.
-fn with_one(ends_at_rest: bool) -> Option<One> {
-    let options = DriverOptions { choice: Choice::Uring, ..DriverOptions::default() };
-    let Ok(Opened { mut driver, guests, bell, .. }) = open_driver(&options) else {
+/// Opens a driver with one ring client whose command is in the kernel; `None`: `io_uring` is
+/// unavailable here.
+fn with_one(ends_at_rest: bool) -> Option<DriverWithClient> {
+    let options = DriverOptions { choice: BackendChoice::Uring, ..DriverOptions::default() };
+    let Ok(OpenedDriver { mut driver, ring_handle, bell, .. }) = open_driver(&options) else {
         eprintln!("SKIPPED: no io_uring here");
         return None;
     };
-    let seen = Arc::new(Seen::default());
+    let seen = Arc::new(ClientStatus::default());
     let eventfd = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd"));
-    let guest =
-        Waiting { eventfd: Arc::clone(&eventfd), ends_at_rest, seen: Arc::clone(&seen), is_waiting: false };
-    guests.host(Box::new(guest)).expect("a ring");
+    let client = WaitingClient {
+        eventfd: Arc::clone(&eventfd),
+        ends_at_rest,
+        seen: Arc::clone(&seen),
+        is_waiting: false,
+    };
+    ring_handle.host(Box::new(client)).expect("a ring");
     turn(&mut *driver);
     assert!(seen.is_waiting.load(Ordering::Acquire) && seen.ended.load(Ordering::Acquire) == 0);
-    Some(One { driver, seen, eventfd, bell })
+    Some(DriverWithClient { driver, seen, eventfd, bell })
 }
 
-fn at_the_end(seen: &Seen) -> Option<usize> {
+fn at_the_end(seen: &ClientStatus) -> Option<usize> {
     *seen.at_the_end.lock().expect("no panic")
 }
 
 #[test]
 fn what_is_on_its_way_to_a_guest_that_needs_rest_comes_before_the_ring_ends() {
-    let Some(One { driver, seen, .. }) = with_one(true) else { return };
+    let Some(DriverWithClient { driver, seen, .. }) = with_one(true) else { return };
     drop(driver);
     assert_eq!(at_the_end(&seen), Some(1));
 }
 
 #[test]
 fn no_ring_waits_for_other_guests() {
-    let Some(One { driver, seen, .. }) = with_one(false) else { return };
+    let Some(DriverWithClient { driver, seen, .. }) = with_one(false) else { return };
     drop(driver);
     assert_eq!(at_the_end(&seen), Some(0));
 }
@@ -122,7 +126,9 @@ fn no_ring_waits_for_other_guests() {
 #[test]
 fn what_comes_to_a_guest_wakes_a_driver_that_sleeps() {
     for ends_at_rest in [false, true] {
-        let Some(One { mut driver, seen, eventfd, bell }) = with_one(ends_at_rest) else { return };
+        let Some(DriverWithClient { mut driver, seen, eventfd, bell }) = with_one(ends_at_rest) else {
+            return;
+        };
         let ringer = thread::spawn({
             let (seen, eventfd) = (Arc::clone(&seen), Arc::clone(&eventfd));
             move || {
@@ -143,7 +149,7 @@ fn what_comes_to_a_guest_wakes_a_driver_that_sleeps() {
 
 #[test]
 fn a_guest_with_a_ring_of_its_own_goes_when_it_is_over() {
-    let Some(One { mut driver, seen, eventfd, .. }) = with_one(true) else { return };
+    let Some(DriverWithClient { mut driver, seen, eventfd, .. }) = with_one(true) else { return };
     seen.is_over.store(true, Ordering::Release);
     turn(&mut *driver);
     assert_eq!(at_the_end(&seen), None, "its command is with the kernel");

@@ -1,9 +1,9 @@
-//! Input that guests of a ring wait for.
+//! Input that clients of a ring wait for.
 
 mod common;
 
 use bcached_env::{Event, Time};
-use bcached_uring::{Bell, Choice, Command, DriverOptions, Guest, Opened, open_driver};
+use bcached_uring::{BackendChoice, Bell, Command, DriverOptions, OpenedDriver, RingClient, open_driver};
 use common::{turn, within};
 use rustix::event::{EventfdFlags, eventfd};
 use std::fs::File;
@@ -16,22 +16,22 @@ use std::thread;
 use std::time::Duration;
 
 /// Reads what arrives, one byte at a time.
-struct Reading {
+struct ReadingClient {
     device: Arc<dyn AsFd + Send + Sync>,
     socket: Option<Arc<UnixStream>>,
-    seen: Arc<Seen>,
+    seen: Arc<ReaderStatus>,
 }
 
 /// What is visible of it from outside, and how it is controlled.
 #[derive(Default)]
-struct Seen {
+struct ReaderStatus {
     awaits: AtomicBool,
     bytes: AtomicUsize,
     is_refused: AtomicBool,
     is_over: AtomicBool,
 }
 
-impl Guest for Reading {
+impl RingClient for ReadingClient {
     fn device(&self) -> Arc<dyn AsFd + Send + Sync> {
         Arc::clone(&self.device)
     }
@@ -62,9 +62,9 @@ impl Guest for Reading {
 }
 
 /// Has a command in the kernel for as long as it lives.
-struct Busy(Arc<OwnedFd>, bool);
+struct BusyClient(Arc<OwnedFd>, bool);
 
-impl Guest for Busy {
+impl RingClient for BusyClient {
     fn device(&self) -> Arc<dyn AsFd + Send + Sync> {
         self.0.clone()
     }
@@ -81,9 +81,9 @@ impl Guest for Busy {
 }
 
 /// Gives the engine work in every turn.
-struct Ringing(Arc<OwnedFd>, Bell);
+struct RingingClient(Arc<OwnedFd>, Bell);
 
-impl Guest for Ringing {
+impl RingClient for RingingClient {
     fn device(&self) -> Arc<dyn AsFd + Send + Sync> {
         self.0.clone()
     }
@@ -99,28 +99,28 @@ impl Guest for Ringing {
     }
 }
 
-fn open() -> Option<Opened> {
-    let opened = open_driver(&DriverOptions { choice: Choice::Uring, ..DriverOptions::default() });
+fn open() -> Option<OpenedDriver> {
+    let opened = open_driver(&DriverOptions { choice: BackendChoice::Uring, ..DriverOptions::default() });
     opened.map_err(|error| eprintln!("SKIPPED: {error}")).ok()
 }
 
-/// Hosts a guest that reads, and returns the other end of its socket.
-fn reading(opened: &Opened) -> (UnixStream, Arc<Seen>) {
+/// Hosts a ring client that reads, and returns the other end of its socket.
+fn reading(opened: &OpenedDriver) -> (UnixStream, Arc<ReaderStatus>) {
     let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
     ours.set_nonblocking(true).expect("a socket");
-    let (ours, seen) = (Arc::new(ours), Arc::new(Seen::default()));
+    let (ours, seen) = (Arc::new(ours), Arc::new(ReaderStatus::default()));
     seen.awaits.store(true, Ordering::Release);
-    let guest = Reading { device: ours.clone(), socket: Some(ours), seen: Arc::clone(&seen) };
-    opened.guests.host(Box::new(guest)).expect("a ring");
+    let client = ReadingClient { device: ours.clone(), socket: Some(ours), seen: Arc::clone(&seen) };
+    opened.ring_handle.host(Box::new(client)).expect("a ring");
     (theirs, seen)
 }
 
-/// Opens a driver with such a guest; if `busy`, something else is in its ring, too.
-fn open_reading(busy: bool) -> Option<(Opened, UnixStream, Arc<Seen>)> {
+/// Opens a driver with such a ring client; if `busy`, something else is in its ring, too.
+fn open_reading(busy: bool) -> Option<(OpenedDriver, UnixStream, Arc<ReaderStatus>)> {
     let opened = open()?;
     let (theirs, seen) = reading(&opened);
     if busy {
-        opened.guests.host(Box::new(Busy(never(), false))).expect("a ring");
+        opened.ring_handle.host(Box::new(BusyClient(never(), false))).expect("a ring");
     }
     Some((opened, theirs, seen))
 }
@@ -173,7 +173,7 @@ fn a_driver_that_may_not_wait_tells_all_the_same_and_as_long_as_there_is_somethi
 fn a_driver_that_always_has_something_to_do_looks_all_the_same() {
     for is_busy in [false, true] {
         let Some((mut opened, mut theirs, seen)) = open_reading(is_busy) else { return };
-        opened.guests.host(Box::new(Ringing(never(), opened.bell.clone()))).expect("a ring");
+        opened.ring_handle.host(Box::new(RingingClient(never(), opened.bell.clone()))).expect("a ring");
         for count in 1..=5 {
             theirs.write_all(&[1]).expect("it reads");
             for _ in 0..20 {
@@ -201,7 +201,8 @@ fn who_does_not_wait_is_not_told_until_it_does() {
     assert_eq!(seen.bytes.load(Ordering::Acquire), 1);
 }
 
-/// Its number may be reused for the next guest: input for that number is then the new guest's.
+/// Its number may be reused for the next ring client: input for that number is then the new ring
+/// client's.
 #[test]
 fn nothing_is_told_of_who_has_gone() {
     let Some(mut opened) = open() else { return };
@@ -222,10 +223,10 @@ fn nothing_is_told_of_who_has_gone() {
 fn who_cannot_be_told_is_told_that() {
     let Some(mut opened) = open() else { return };
     let file: File = tempfile::tempfile().expect("a file");
-    let seen = Arc::new(Seen::default());
+    let seen = Arc::new(ReaderStatus::default());
     seen.awaits.store(true, Ordering::Release);
-    let guest = Reading { device: Arc::new(file), socket: None, seen: Arc::clone(&seen) };
-    opened.guests.host(Box::new(guest)).expect("a ring");
+    let client = ReadingClient { device: Arc::new(file), socket: None, seen: Arc::clone(&seen) };
+    opened.ring_handle.host(Box::new(client)).expect("a ring");
     turn(&mut *opened.driver);
     assert!(seen.is_refused.load(Ordering::Acquire));
 }

@@ -1,8 +1,8 @@
 //! The note survives its process, and nothing else: not another boot, not another set, not damage.
 
 use bcached_env::{Note as _, NoteRecord};
-use bcached_uring::note::{NOTE_BYTES, NoteFile, look_after_all, remove};
-use bcached_uring::{MappedNote, NoteError, NoteFound, NoteIdentity};
+use bcached_uring::note::{NOTE_BYTES, NoteFileState, look_after_all, remove};
+use bcached_uring::{MappedNote, NoteContents, NoteError, NoteIdentity};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,7 +33,7 @@ fn a_new_process_finds_what_the_former_one_left_until_it_is_forgotten() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("note");
     let mut note = open(&path);
-    assert_eq!(*note.found(), NoteFound::Nothing);
+    assert_eq!(*note.found(), NoteContents::Nothing);
     assert_eq!(note.room(), 64);
     assert!(note.recovered(SESSION).is_empty());
     (0..40).for_each(|index| note.append(record(index)));
@@ -43,7 +43,7 @@ fn a_new_process_finds_what_the_former_one_left_until_it_is_forgotten() {
     drop(note);
 
     let mut note = open(&path);
-    assert_eq!(*note.found(), NoteFound::Records(24));
+    assert_eq!(*note.found(), NoteContents::Records(24));
     let left: Vec<_> = (16..40).map(record).collect();
     assert_eq!(note.recovered(SESSION), left);
     // Recovering does not forget: after a kill during the replay, the records must be found again,
@@ -76,7 +76,7 @@ fn the_next_process_learns_what_was_given_up() {
     // Every process that opens the note is told, until one has taken over the set.
     drop(open(&path));
     let mut note = open(&path);
-    assert_eq!((note.found().clone(), note.given_up()), (NoteFound::Nothing, void));
+    assert_eq!((note.found().clone(), note.given_up()), (NoteContents::Nothing, void));
     assert!(note.recovered(SESSION).is_empty());
     // A process that has begun no session gives up more.
     note.append(record(40));
@@ -186,8 +186,8 @@ fn another_boot_or_another_set_finds_nothing_and_wipes() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("note");
     let strangers = [
-        (NoteIdentity { boot: [7; 16], set: SET }, NoteFound::OtherBoot),
-        (NoteIdentity { boot: here().boot, set: [7; 16] }, NoteFound::OtherSet),
+        (NoteIdentity { boot: [7; 16], set: SET }, NoteContents::OtherBoot),
+        (NoteIdentity { boot: here().boot, set: [7; 16] }, NoteContents::OtherSet),
     ];
     for (stranger, expected) in strangers {
         let mut note = open(&path);
@@ -259,7 +259,7 @@ fn damage_is_noticed_and_never_a_panic() {
             records.windows(found.len().max(1)).any(|part| part == found) || found.is_empty(),
             "{offset}"
         );
-        noticed += usize::from(*note.found() != NoteFound::Records(20));
+        noticed += usize::from(*note.found() != NoteContents::Records(20));
         drop(note);
     }
     // Everything but unused header bytes and unused slots.
@@ -268,10 +268,10 @@ fn damage_is_noticed_and_never_a_panic() {
         std::fs::write(&path, &good[..length]).unwrap();
         let mut note = open(&path);
         assert!(note.recovered(SESSION).is_empty(), "cut to {length} bytes");
-        assert!(matches!(note.found(), NoteFound::Damaged { usable: 0, .. }), "cut to {length} bytes");
+        assert!(matches!(note.found(), NoteContents::Damaged { usable: 0, .. }), "cut to {length} bytes");
     }
     std::fs::write(&path, vec![0xFF; 20_000]).unwrap();
-    assert!(matches!(open(&path).found(), NoteFound::Damaged { usable: 0, .. }));
+    assert!(matches!(open(&path).found(), NoteContents::Damaged { usable: 0, .. }));
 }
 
 /// Regression: counters too large to count on from. The note appeared empty and stored its first
@@ -288,7 +288,7 @@ fn counters_that_cannot_be_counted_on_from_are_damage() {
             file.write_all_at(&count.to_ne_bytes(), place).unwrap();
         }
         let mut note = open(&path);
-        assert!(matches!(note.found(), NoteFound::Damaged { usable: 0, .. }), "{count}: {}", note.found());
+        assert!(matches!(note.found(), NoteContents::Damaged { usable: 0, .. }), "{count}: {}", note.found());
         (0..64).for_each(|index| note.append(record(index)));
         note.forget_through(u64::MAX);
         assert_eq!(note.room(), 64);
@@ -300,7 +300,7 @@ fn counters_that_cannot_be_counted_on_from_are_damage() {
 static LOOKING: Mutex<()> = Mutex::new(());
 
 /// Returns the state of the file of the note at `path`, one of those that this process keeps.
-fn look(path: &Path) -> Result<NoteFile, NoteError> {
+fn look(path: &Path) -> Result<NoteFileState, NoteError> {
     look_after_all().into_iter().find(|(kept, _)| kept == path).expect("it is kept").1
 }
 
@@ -322,29 +322,29 @@ fn a_note_whose_file_was_removed_is_found_again() {
     let _alone = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
     let (directory, folder, mut note) = noted();
     let path = folder.join("note");
-    assert!(matches!(look(&path), Ok(NoteFile::There)));
+    assert!(matches!(look(&path), Ok(NoteFileState::Present)));
     // A folder whose files are removed one by one may have been replaced by then.
     std::fs::rename(&folder, directory.path().join("away")).unwrap();
     assert!(look(&path).is_err(), "it has no folder");
     note.append(record(20));
     std::fs::create_dir(&folder).unwrap();
     for _ in 0..2 {
-        assert!(matches!(look(&path), Ok(NoteFile::Replaced)));
+        assert!(matches!(look(&path), Ok(NoteFileState::Replaced)));
     }
     note.append(record(21));
-    assert!(matches!(look(&path), Ok(NoteFile::There)));
+    assert!(matches!(look(&path), Ok(NoteFileState::Present)));
     // Also when nothing is added, and only a journal entry is written.
     std::fs::remove_file(&path).unwrap();
-    assert!(matches!(look(&path), Ok(NoteFile::Replaced)));
+    assert!(matches!(look(&path), Ok(NoteFileState::Replaced)));
     note.forget_through(0);
-    assert!(matches!(look(&path), Ok(NoteFile::There)));
+    assert!(matches!(look(&path), Ok(NoteFileState::Present)));
     // The lock moves to the new file.
     assert!(matches!(MappedNote::open(&path, &here(), SMALL), Err(NoteError::InUse(_))));
     drop(note);
     let mut next = open(&path);
     assert_eq!(next.recovered(7), (16..22).map(record).collect::<Vec<_>>());
     std::fs::remove_file(&path).unwrap();
-    assert!(matches!(look(&path), Ok(NoteFile::Replaced)));
+    assert!(matches!(look(&path), Ok(NoteFileState::Replaced)));
     drop(next);
     // Nothing unfinished is left, once a concurrent check has released it.
     wait_until(|| std::fs::read_dir(&folder).unwrap().count() == 0);
@@ -371,8 +371,8 @@ fn a_note_that_goes_is_known_to_be_gone_without_anybody_looking() {
             note.forget_through(0);
             note.is_kept()
         });
-        assert!(matches!(look(&path), Ok(NoteFile::WasReplaced)), "it is told once");
-        assert!(matches!(look(&path), Ok(NoteFile::There)));
+        assert!(matches!(look(&path), Ok(NoteFileState::WasReplaced)), "it is told once");
+        assert!(matches!(look(&path), Ok(NoteFileState::Present)));
     }
     // If its folder is removed, it stays gone until there is a folder again.
     std::fs::rename(&folder, directory.path().join("other")).unwrap();
@@ -380,7 +380,7 @@ fn a_note_that_goes_is_known_to_be_gone_without_anybody_looking() {
     note.append(record(20));
     assert!(!note.is_kept());
     std::fs::create_dir(&folder).unwrap();
-    assert!(matches!(look(&path), Ok(NoteFile::Replaced)));
+    assert!(matches!(look(&path), Ok(NoteFileState::Replaced)));
     note.append(record(21));
     assert!(note.is_kept());
     // The new folder is watched as the first one was.
@@ -463,7 +463,7 @@ fn what_cannot_be_replaced_is_told_of_until_it_is() {
         note.keep();
         note.is_kept()
     });
-    assert!(matches!(look(&path), Ok(NoteFile::There | NoteFile::WasReplaced)));
+    assert!(matches!(look(&path), Ok(NoteFileState::Present | NoteFileState::WasReplaced)));
     assert!(told.load(Ordering::Acquire) >= 3);
     drop(note);
     assert_eq!(open(&path).recovered(7), [record(0)]);

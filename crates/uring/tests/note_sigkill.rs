@@ -2,7 +2,7 @@
 //! locks for a moment, which would disturb tests running in parallel.
 
 use bcached_env::{Note as _, NoteRecord};
-use bcached_uring::{MappedNote, NoteFound, NoteIdentity};
+use bcached_uring::{MappedNote, NoteContents, NoteIdentity};
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -57,7 +57,7 @@ fn sigkill_leaves_a_consistent_prefix() {
 
         let (appended, forgetting) = read_log(&log);
         let mut note = open(&directory.path().join("note"));
-        assert!(!matches!(note.found(), NoteFound::Damaged { .. }), "{}", note.found());
+        assert!(!matches!(note.found(), NoteContents::Damaged { .. }), "{}", note.found());
         let recovered = note.recovered(0);
         let first = recovered.first().map_or(appended, |record| record.words[0]);
         let expected: Vec<_> = (first..first + recovered.len() as u64).map(record).collect();

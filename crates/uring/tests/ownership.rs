@@ -29,12 +29,12 @@ fn one_at_a_time() -> MutexGuard<'static, ()> {
 }
 
 /// A loop device over a file of its own; detached when dropped.
-struct Loop {
+struct LoopDevice {
     device: PathBuf,
     file: tempfile::NamedTempFile,
 }
 
-impl Loop {
+impl LoopDevice {
     /// Returns `None`, with a printed reason, if loop devices are unavailable.
     fn new(bytes: u64, options: &[&str]) -> Option<Self> {
         let file = image(bytes);
@@ -66,7 +66,7 @@ impl Loop {
     }
 }
 
-impl Drop for Loop {
+impl Drop for LoopDevice {
     fn drop(&mut self) {
         let _ = Command::new("losetup").arg("--detach").arg(&self.device).status();
     }
@@ -76,7 +76,7 @@ impl Drop for Loop {
 fn a_block_device_does_all_operations() {
     let _turn = one_at_a_time();
     on_each(|env, parts| async move {
-        let Some(under) = Loop::new(4 * MIB, &[]) else { return };
+        let Some(under) = LoopDevice::new(4 * MIB, &[]) else { return };
         let device = own(&under.device);
         assert_eq!(device.kind(), DeviceKind::Block);
         assert!(device.is_direct());
@@ -111,13 +111,13 @@ fn a_block_device_does_all_operations() {
 }
 
 /// KiB that the file under a loop device occupies.
-fn taken(under: &Loop) -> u64 {
+fn taken(under: &LoopDevice) -> u64 {
     under.file.as_file().sync_all().expect("a file");
     std::os::unix::fs::MetadataExt::blocks(&under.file.as_file().metadata().expect("a file")) / 2
 }
 
 /// Flushes that the loop device received: the sixteenth number of its statistics.
-fn flushes(under: &Loop) -> u64 {
+fn flushes(under: &LoopDevice) -> u64 {
     let path = format!("/sys/block/{}/stat", under.name());
     let text = std::fs::read_to_string(path).expect("block devices have statistics");
     text.split_whitespace().nth(15).and_then(|number| number.parse().ok()).expect("Linux counts flushes")
@@ -129,7 +129,7 @@ fn flushes(under: &Loop) -> u64 {
 fn forced_writes_and_flushes_reach_the_device_and_plain_writes_do_not_flush() {
     let _turn = one_at_a_time();
     on_each(|env, parts| async move {
-        let Some(under) = Loop::new(4 * MIB, &[]) else { return };
+        let Some(under) = LoopDevice::new(4 * MIB, &[]) else { return };
         let disk = env.disk(parts.disks.add(own(&under.device)));
         assert!(disk.info().volatile_cache);
         let payload = Buffer::zeroed(4096).freeze();
@@ -185,7 +185,7 @@ fn a_full_file_system_is_no_space() {
 fn a_device_with_large_blocks_takes_whole_ones_only() {
     let _turn = one_at_a_time();
     on_each(|env, parts| async move {
-        let Some(under) = Loop::new(4 * MIB, &["--sector-size", "4096"]) else { return };
+        let Some(under) = LoopDevice::new(4 * MIB, &["--sector-size", "4096"]) else { return };
         let device = own(&under.device);
         assert_eq!(device.info().logical_block_sectors, 8);
         let error = device.require_blocks(1).unwrap_err();
@@ -207,7 +207,7 @@ fn a_device_with_large_blocks_takes_whole_ones_only() {
 #[test]
 fn a_claimed_block_device_is_refused_and_grows() {
     let _turn = one_at_a_time();
-    let Some(under) = Loop::new(4 * MIB, &[]) else { return };
+    let Some(under) = LoopDevice::new(4 * MIB, &[]) else { return };
     let owner = own(&under.device);
     let _quiet = owner.quiet_udev().unwrap();
     for access in [Access::Own, Access::Check] {
@@ -223,7 +223,7 @@ fn a_claimed_block_device_is_refused_and_grows() {
 #[test]
 fn a_file_under_a_loop_device_belongs_to_it() {
     let _turn = one_at_a_time();
-    let Some(under) = Loop::new(4 * MIB, &[]) else { return };
+    let Some(under) = LoopDevice::new(4 * MIB, &[]) else { return };
     let error = Device::open(under.file.path(), Access::Own).unwrap_err();
     assert_eq!(error.holders(), [Holder::Device(under.name())]);
     assert_eq!(error.next(), format!("detach it with losetup -d {}", under.device.display()));
@@ -235,7 +235,7 @@ fn a_file_under_a_loop_device_belongs_to_it() {
 #[test]
 fn a_loop_device_over_a_file_that_is_served_belongs_to_the_file_s_owner() {
     let _turn = one_at_a_time();
-    let Some(over) = Loop::new(4 * MIB, &[]) else { return };
+    let Some(over) = LoopDevice::new(4 * MIB, &[]) else { return };
     for access in [Access::Own, Access::Check] {
         // A traditional POSIX lock conflicts with ours, whichever process holds it. It ends when
         // the process closes any descriptor of the file, including those of the refused open.
@@ -252,8 +252,8 @@ fn a_loop_device_over_a_file_that_is_served_belongs_to_the_file_s_owner() {
 #[test]
 fn a_loop_device_over_a_block_device_that_is_served_belongs_to_its_owner() {
     let _turn = one_at_a_time();
-    let Some(under) = Loop::new(4 * MIB, &[]) else { return };
-    let Some(over) = Loop::over(&under.device, image(0), &[]) else { return };
+    let Some(under) = LoopDevice::new(4 * MIB, &[]) else { return };
+    let Some(over) = LoopDevice::over(&under.device, image(0), &[]) else { return };
     for (served, other) in [(&under, &over), (&over, &under)] {
         let owner = own(&served.device);
         for access in [Access::Own, Access::Check] {
@@ -272,7 +272,7 @@ fn a_loop_device_over_a_block_device_that_is_served_belongs_to_its_owner() {
 #[test]
 fn a_read_only_device_is_told_from_a_missing_permission() {
     let _turn = one_at_a_time();
-    let Some(under) = Loop::new(4 * MIB, &["--read-only"]) else { return };
+    let Some(under) = LoopDevice::new(4 * MIB, &["--read-only"]) else { return };
     let error = Device::open(&under.device, Access::Own).unwrap_err();
     assert!(matches!(error.kind, DeviceErrorKind::ReadOnly), "{error}");
     Device::open(&under.device, Access::Check).unwrap();
@@ -281,7 +281,7 @@ fn a_read_only_device_is_told_from_a_missing_permission() {
 #[test]
 fn a_mounted_device_is_refused_and_the_mount_named() {
     let _turn = one_at_a_time();
-    let Some(under) = Loop::new(16 * MIB, &[]) else { return };
+    let Some(under) = LoopDevice::new(16 * MIB, &[]) else { return };
     let made = Command::new("mkfs.ext4").arg("-q").arg(&under.device).status();
     if !made.is_ok_and(|status| status.success()) {
         return skip("mkfs.ext4 cannot be run");
@@ -313,7 +313,7 @@ fn another_process_is_named_and_its_death_frees_the_device() {
     }
     let _turn = one_at_a_time();
     let file = image(MIB);
-    let under = Loop::new(4 * MIB, &[]);
+    let under = LoopDevice::new(4 * MIB, &[]);
     let devices = [Some(file.path().to_owned()), under.as_ref().map(|under| under.device.clone())];
     for path in devices.into_iter().flatten() {
         let mut child = owner_of(&path);
@@ -350,7 +350,7 @@ fn owner_of(path: &Path) -> Child {
 #[test]
 fn a_claim_that_nobody_seems_to_hold_is_waited_for() {
     let _turn = one_at_a_time();
-    let Some(under) = Loop::new(4 * MIB, &[]) else { return };
+    let Some(under) = LoopDevice::new(4 * MIB, &[]) else { return };
     for access in [Access::Own, Access::Check] {
         let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
         {

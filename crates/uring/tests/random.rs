@@ -4,8 +4,8 @@
 mod common;
 
 use bcached_env::rng::Rng;
-use bcached_env::{Buffer, Disk, Executor, Order, join_all};
-use bcached_uring::{Choice, DriverOptions, Opened, open_driver};
+use bcached_env::{Buffer, Disk, Executor, RunOrder, join_all};
+use bcached_uring::{BackendChoice, DriverOptions, OpenedDriver, open_driver};
 use common::{backends, image, own, skip, within_limit};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -18,14 +18,14 @@ const OPERATIONS: u64 = 10_000;
 /// The content of each sector (the number written to all its words, 0 for zeroes), and which
 /// sectors have an operation in flight, because overlapping operations may be carried out in any
 /// order.
-struct Model {
+struct DiskModel {
     content: Vec<u64>,
     busy: BTreeSet<u64>,
     rng: Rng,
     left: u64,
 }
 
-impl Model {
+impl DiskModel {
     /// Returns a random free range, now busy.
     fn take_range(&mut self) -> (u64, u64) {
         loop {
@@ -66,7 +66,7 @@ fn pattern((sector, sectors): (u64, u64), value: u64, skew: usize) -> Buffer {
     buffer
 }
 
-async fn one_operation(disk: &Disk, model: &RefCell<Model>, number: u64) {
+async fn one_operation(disk: &Disk, model: &RefCell<DiskModel>, number: u64) {
     let range = model.borrow_mut().take_range();
     let (sector, sectors) = range;
     let (kind, skew) = {
@@ -115,7 +115,7 @@ async fn one_operation(disk: &Disk, model: &RefCell<Model>, number: u64) {
 }
 
 async fn work(disk: Disk, seed: u64, operations: u64) {
-    let model = Model {
+    let model = DiskModel {
         content: vec![0; index(SECTORS)],
         busy: BTreeSet::new(),
         rng: Rng::new(seed),
@@ -146,24 +146,24 @@ async fn work(disk: Disk, seed: u64, operations: u64) {
     }
 }
 
-fn run(options: DriverOptions, file: tempfile::NamedTempFile, check: fn(&After)) {
+fn run(options: DriverOptions, file: tempfile::NamedTempFile, check: fn(&RunReport)) {
     within_limit(move || {
-        let Opened { driver, disks, backend, .. } = open_driver(&options).expect("it was probed");
+        let OpenedDriver { driver, disks, backend, .. } = open_driver(&options).expect("it was probed");
         let seed = u64::from(std::process::id());
         println!("seed {seed}: {backend}");
-        let mut executor = Executor::new(driver, Order::Fifo, seed);
+        let mut executor = Executor::new(driver, RunOrder::Fifo, seed);
         let env = executor.env();
         let device = own(file.path());
         let direct = device.is_direct();
         let disk = env.disk(disks.add(device));
         executor.block_on(work(disk, seed, OPERATIONS)).expect("this world does not halt");
-        check(&After { counts: disks.counts(), direct });
+        check(&RunReport { counts: disks.counts(), direct });
     });
 }
 
 /// What a check may look at after a run.
-struct After {
-    counts: bcached_uring::Counts,
+struct RunReport {
+    counts: bcached_uring::CounterSnapshot,
     direct: bool,
 }
 
@@ -187,8 +187,8 @@ fn a_full_ring_is_back_pressure_and_not_an_error() {
             threads_max: 2,
             ..DriverOptions::default()
         };
-        let check: fn(&After) = match choice {
-            Choice::Uring => |after| assert!(after.counts.queued > 1000, "{:?}", after.counts),
+        let check: fn(&RunReport) = match choice {
+            BackendChoice::Uring => |after| assert!(after.counts.queued > 1000, "{:?}", after.counts),
             _ => |_| (),
         };
         run(options, image(SECTORS * 512), check);

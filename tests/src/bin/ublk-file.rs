@@ -5,9 +5,9 @@
 //! does not. It obeys the lines `remove` and `resize SECTORS` on its standard input. If it is
 //! killed, it leaves the device to the next instance.
 
-use bcached_env::{Disk, Env, Executor, Order};
-use bcached_front_ublk::table::News;
-use bcached_front_ublk::{DeviceState, Features, Served, UblkServer};
+use bcached_env::{Disk, Env, Executor, RunOrder};
+use bcached_front_ublk::table::BeforeStateChange;
+use bcached_front_ublk::{DeviceState, DriverFeatures, ServedVolume, UblkServer};
 use bcached_port::{Export, Operation, Reply, Request, Route, Server, Uuid, VolumeId, open as open_port};
 use bcached_uring::{Access, Device, DriverOptions, open_driver};
 use std::error::Error;
@@ -33,13 +33,13 @@ fn main() {
 }
 
 fn run(file: &Path) -> Result<(), Box<dyn Error>> {
-    Features::probe()?;
+    DriverFeatures::probe()?;
     let driver = open_driver(&DriverOptions::default())?;
     let disks = driver.disks.clone();
     let disk = disks.add(Device::open(file, Access::Own)?);
     let bell = driver.bell.clone();
     let (connector, server) = open_port(64, Arc::new(move || bell.ring()));
-    let mut executor = Executor::new(driver.driver, Order::Fifo, 1);
+    let mut executor = Executor::new(driver.driver, RunOrder::Fifo, 1);
     let env = executor.env();
     let disk = env.disk(disk);
     let sectors = disk.info().sectors;
@@ -55,22 +55,26 @@ fn run(file: &Path) -> Result<(), Box<dyn Error>> {
             block_sectors: 8,
             read_only,
             shared,
-            ways: bcached_port::Ways::default(),
+            frontends: bcached_port::FrontendSet::default(),
             served,
         })
     };
-    let news: News = Arc::new(|_, state| match state {
-        DeviceState::Coming => {}
-        DeviceState::Here { path, transfer } => {
+    let news: BeforeStateChange = Arc::new(|_, state| match state {
+        DeviceState::Creating => {}
+        DeviceState::Ready { path, transfer } => {
             transfer.iter().for_each(|transfer| println!("transfer {}", transfer.word()));
             println!("here {}", path.display());
         }
         DeviceState::Missing(why) => println!("missing {why}"),
     });
     let devices = UblkServer::new(news, std::sync::Arc::new(|| ()), None);
-    let guests = driver.guests;
+    let ring_handle = driver.ring_handle;
     let serve = move |devices: &UblkServer, sectors| {
-        devices.serve(Served { export: export(sectors), guests: guests.clone(), number: None })
+        devices.serve(ServedVolume {
+            export: export(sectors),
+            ring_handle: ring_handle.clone(),
+            number: None,
+        })
     };
     serve(&devices, sectors)?;
     thread::spawn(move || {

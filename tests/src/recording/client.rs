@@ -19,7 +19,7 @@ use std::thread;
 use std::time::Duration;
 
 use bcached_sim::oracle::{OpId, Oracle, Violation};
-use bcached_sim::stamp::{self, Value};
+use bcached_sim::stamp::{self, SectorValue};
 
 use super::witness::{Event, Request, Witness};
 use crate::nbd::Client;
@@ -140,8 +140,13 @@ pub fn run(plan: &Plan, volume: &str, witness: &Path) -> Result<(), ClientError>
         thread::spawn(move || work(index, &mut *volume, &tasks, &done));
         workers.push(orders);
     }
-    Conductor { workers, answers, idle: (0..DEPTH_MAX).collect(), oracle: Oracle::new(vec![Value::Zero]) }
-        .run(plan, &mut witness)
+    Conductor {
+        workers,
+        answers,
+        idle: (0..DEPTH_MAX).collect(),
+        oracle: Oracle::new(vec![SectorValue::Zero]),
+    }
+    .run(plan, &mut witness)
 }
 
 fn open(volume: &str) -> Result<Box<dyn Volume>, ClientError> {

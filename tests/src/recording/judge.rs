@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 
 use bcached_sim::oracle::{OpId, Oracle, Violation};
-use bcached_sim::stamp::Value;
+use bcached_sim::stamp::SectorValue;
 
 use super::witness::{Event, Request};
 use crate::workload::SECTOR_BYTES;
@@ -49,7 +49,7 @@ impl<'a> Promises<'a> {
     /// Creates the state at the start: a volume of zeroes, and no promise made.
     #[must_use]
     pub fn new(story: &'a [(usize, Event)]) -> Self {
-        let oracle = Told(Oracle::new(vec![Value::Zero]));
+        let oracle = Told(Oracle::new(vec![SectorValue::Zero]));
         Self { story, told: 0, oracle, under_way: BTreeMap::new() }
     }
 

@@ -8,9 +8,9 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use bcached_sim::disk::{OpKind, Zeroing};
+use bcached_sim::disk::{OpKind, ZeroSupport};
 use bcached_sim::driver::OpView;
-use bcached_sim::scenario::Stage;
+use bcached_sim::scenario::ScenarioRig;
 use bcached_sim::system::engine::Engine;
 use bcached_sim::system::tuning::DeviceTuning;
 use bcached_sim::system::{Geometry, Mode, Tuning};
@@ -76,7 +76,7 @@ impl Traffic {
 
 /// A running set with one volume in `mode`, and the traffic counted.
 struct Counted {
-    stage: Stage,
+    stage: ScenarioRig,
     traffic: Rc<RefCell<Traffic>>,
 }
 
@@ -102,7 +102,7 @@ impl Counted {
             note_records: 100,
             tuning,
         };
-        let mut stage = Stage::new(Rc::new(Engine), geometry, 1);
+        let mut stage = ScenarioRig::new(Rc::new(Engine), geometry, 1);
         stage.start().map_err(|fault| Failure::new(format!("{fault:?}")))?;
         let traffic = Rc::new(RefCell::new(NOTHING));
         let counter = Rc::clone(&traffic);
@@ -204,7 +204,7 @@ fn what_is_given_up_or_zeroed_is_written_to_no_device() -> Outcome {
         [NOTHING, TO_BACKING, TO_BACKING],
         [NOTHING, TO_BACKING, TO_CACHE],
     ];
-    for (zeroing, wanted) in [(Zeroing::Unmaps, zeroed), (Zeroing::Unknown, written)] {
+    for (zeroing, wanted) in [(ZeroSupport::WithUnmap, zeroed), (ZeroSupport::Unsupported, written)] {
         for mode in [Mode::Writethrough, Mode::Writeback, Mode::Writearound, Mode::None] {
             for discard in [false, true] {
                 let mut set = Counted::start_on(Mode::Writethrough, |devices| {

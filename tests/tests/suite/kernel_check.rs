@@ -13,8 +13,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use bcached_engine::Request;
-use bcached_sim::models::bed::{BACKING, Bed, CACHE, DATA_START, Setting};
-use bcached_sim::models::load::{Load, Places, Until};
+use bcached_sim::models::bed::{BACKING, BedConfig, CACHE, DATA_START, TestBed};
+use bcached_sim::models::load::{AccessPattern, Load, StopAfter};
 use bcached_sim::models::ssd;
 use bcached_tests::failure::{Context as _, Outcome};
 use bcached_tests::guest::{self, Job, Machine as _};
@@ -34,11 +34,11 @@ fn crashed(room: u64, extents: u64) -> Outcome<CacheSet> {
     // As full as possible without writes that bypass the cache.
     let cache_sectors = (room * BLOCK_SECTORS * 100 / 85).next_multiple_of(1024);
     let volume_sectors = 4 * cache_sectors;
-    let mut setting = Setting::new(ssd::Model::sata_plp(), cache_sectors, volume_sectors);
+    let mut setting = BedConfig::new(ssd::SsdModel::sata_plp(), cache_sectors, volume_sectors);
     setting.options.volume.writeback_running = false;
-    let mut bed = Bed::new(&setting);
-    let load = Load::random_writes(volume_sectors, 32, Until::Requests(extents));
-    bed.run(&Load { places: Places::Strided(4), ..load });
+    let mut bed = TestBed::new(&setting);
+    let load = Load::random_writes(volume_sectors, 32, StopAfter::Requests(extents));
+    bed.run(&Load { places: AccessPattern::Strided(4), ..load });
     let (set, volume) = (bed.set.clone(), bed.volume);
     bed.block_on(async move { set.serve(volume, Request::Flush).await.result }).context("the flush")?;
     assert_eq!(bed.status().dirty_sectors, extents * BLOCK_SECTORS);

@@ -5,9 +5,9 @@
 //! `power_cut`). Its clients end with a flush. Then the power is cut, with dirty data in the cache
 //! and part of the index in the journal. `BCACHED_STARTS` sets the number of seeds.
 
-use bcached_sim::crashpoints::{Depth, sweep_on};
-use bcached_sim::disk::{Background, Device, Model};
-use bcached_sim::figures::Figures;
+use bcached_sim::crashpoints::{SweepDepth, sweep_on};
+use bcached_sim::disk::{Device, DeviceModel, InitialContent};
+use bcached_sim::figures::RunCounts;
 use bcached_sim::note::NoteState;
 use bcached_sim::rig::Snapshot;
 use bcached_sim::run::{rig_from, whole};
@@ -29,7 +29,7 @@ use std::rc::Rc;
 const VOLUME_SECTORS: u64 = (6 << 20) / 512;
 
 /// Where the tools let a volume begin on its device.
-const BEHIND_SUPERBLOCK: Background = Background::Zero { data_start: 16 };
+const BEHIND_SUPERBLOCK: InitialContent = InitialContent::Zero { data_start: 16 };
 
 /// Number of the kernel's requests.
 const REQUESTS: u64 = 400;
@@ -43,7 +43,8 @@ const CRASHED_STEPS: usize = 30;
 const SHAPES: [&str; 3] = ["hot", "points", "scarce"];
 
 /// How densely the crash points of the latter are sampled.
-const DEPTH: Depth = Depth { novel: 1, recovery_one_in: 8, work: Some(20_000), ..Depth::SPARSE };
+const DEPTH: SweepDepth =
+    SweepDepth { novel: 1, recovery_one_in: 8, work: Some(20_000), ..SweepDepth::SPARSE };
 
 /// In write-back mode: in another mode, a kernel leaves clean copies that differ from the backing
 /// device, which the simulator reports as an error of the system under test
@@ -67,8 +68,11 @@ fn start(run: &Run, survivors: Survivors) -> Outcome<Snapshot> {
         disks.write_image(image, survivors, &path)?;
         let bytes = fs::read(&path)?;
         let sectors = bytes.len() as u64 / 512;
-        let model =
-            if image == CACHE { Model::fast(sectors, 1) } else { Model::slow(sectors, 1, BEHIND_SUPERBLOCK) };
+        let model = if image == CACHE {
+            DeviceModel::fast(sectors, 1)
+        } else {
+            DeviceModel::slow(sectors, 1, BEHIND_SUPERBLOCK)
+        };
         let mut device = Device::new(model);
         for (sector, piece) in (0..).step_by(8).zip(bytes.chunks(8 * 512)) {
             if piece.iter().any(|byte| *byte != 0) {
@@ -107,7 +111,7 @@ fn the_engine_goes_on_from_what_a_kernel_left() -> Outcome {
     let Some(uml) = Uml::find_recordable() else { return Ok(()) };
     let seeds = count_from("BCACHED_STARTS")?.unwrap_or(1);
     let engine: Rc<dyn System> = Rc::new(system::engine::Engine);
-    let mut figures = Figures::default();
+    let mut figures = RunCounts::default();
     for seed in 0..seeds {
         let plan = Plan { seed, requests: REQUESTS, sectors: VOLUME_SECTORS, block_sectors: 1 };
         let run = record(&uml, Writer::Kernel, sizes(), WriteBack::Never, &plan)?;

@@ -1,8 +1,8 @@
 //! Compares the simulator's model of a kernel's write-back (`bcached_sim::models::kernel`) with the
 //! requests that a kernel sends to its disk.
 
-use bcached_sim::models::kernel::{Dirty, Seen, write_back};
-use bcached_sim::models::ssd::{Model, Ssd};
+use bcached_sim::models::kernel::{DirtyKey, OrderRecorder, write_back};
+use bcached_sim::models::ssd::{Ssd, SsdModel};
 use bcached_tests::failure::{Failure, Outcome};
 use bcached_tests::recording::client::Plan;
 use bcached_tests::recording::cut::BACKING;
@@ -48,13 +48,13 @@ fn a_kernel_writes_back_as_the_model_does() -> Outcome {
     let plan = Plan { seed: 3, requests: 400, sectors: VOLUME_SECTORS, block_sectors: 1 };
     let run = record(&uml, Writer::Kernel, geometry, WriteBack::Afterwards, &plan)?;
     let (seen, flushes) = written_back(&run);
-    let mut keys: Vec<Dirty> = seen
+    let mut keys: Vec<DirtyKey> = seen
         .iter()
-        .map(|(sector, sectors)| Dirty { sector: *sector, cached_at: *sector, sectors: *sectors })
+        .map(|(sector, sectors)| DirtyKey { sector: *sector, cached_at: *sector, sectors: *sectors })
         .collect();
     keys.sort_by_key(|key| key.sector);
-    let mut model = Seen::default();
-    write_back((&mut Ssd::new(Model::sata_plp()), &mut model), 0, &keys, None);
+    let mut model = OrderRecorder::default();
+    write_back((&mut Ssd::new(SsdModel::sata_plp()), &mut model), 0, &keys, None);
     let wanted: Vec<u64> = model.writes.iter().map(|(sector, _)| *sector).collect();
     let found: Vec<u64> = seen.iter().map(|(sector, _)| *sector).collect();
     let neighbours = seen.windows(2).filter(|pair| pair[0].0 + pair[0].1 == pair[1].0).count();

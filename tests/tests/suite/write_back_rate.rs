@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use bcached_engine::{Measured, Rate, RateInfo, VolumeOptions, dirty_target};
+use bcached_engine::{RateController, RateInfo, RateInputs, VolumeOptions, dirty_target};
 use bcached_env::Time;
 use bcached_tests::failure::{Context as _, Failure, Outcome};
 use bcached_tests::set::{CacheSet, Geometry, Maker};
@@ -134,7 +134,7 @@ const PARTS: u32 = 64;
 /// the most.
 #[derive(Clone, Debug)]
 struct Ours {
-    rates: Vec<Rate>,
+    rates: Vec<RateController>,
     now: Time,
     /// The options at the last step.
     options: VolumeOptions,
@@ -153,7 +153,7 @@ impl Ours {
             if keeps_up {
                 rate.charge(next.now, rate.allowed() * 4);
             }
-            let measured = Measured {
+            let measured = RateInputs {
                 dirty: whole(least + (most - least) * f64::from(part) / f64::from(PARTS)),
                 target,
                 in_use_percent: 20,
@@ -291,7 +291,7 @@ fn a_kernel_s_rate_is_ours() -> Outcome {
         let (cache, percent) = (geometry.cache_bytes / 512, options.writeback_percent);
         dirty_target(cache, percent, geometry.volume_sectors, 2 * geometry.volume_sectors)
     };
-    let rates = vec![Rate::default(); PARTS as usize + 1];
+    let rates = vec![RateController::default(); PARTS as usize + 1];
     let ours = Ours { rates, now: Time::default(), options };
     let mut courses = vec![Course { ours, stepped: 0.0, grown: 0 }];
     let mut steps = [0; PHASES.len()];

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use std::process::{Command, Stdio};
 
 /// A load, and the performance promised for it.
-pub struct Load {
+pub struct FioLoad {
     pub name: &'static str,
     /// The kind of the load, in fio's terms.
     pub kind: &'static str,
@@ -29,12 +29,12 @@ const fn load(
     (name, kind): (&'static str, &'static str),
     (bytes, depth): (u32, u32),
     bounds: &'static [(&'static str, f64)],
-) -> Load {
-    Load { name, kind, bytes, depth, queues: 1, bounds, cpu_most: None }
+) -> FioLoad {
+    FioLoad { name, kind, bytes, depth, queues: 1, bounds, cpu_most: None }
 }
 
 /// Read hits, write-back writes, and streams of both.
-pub const LOADS: [Load; 6] = [
+pub const LOADS: [FioLoad; 6] = [
     load(("4 KiB reads, depth 1", "randread"), (4096, 1), READS),
     load(("4 KiB reads, depth 32", "randread"), (4096, 32), READS),
     load(("4 KiB writes, depth 1", "randwrite"), (4096, 1), WRITES),
@@ -43,7 +43,7 @@ pub const LOADS: [Load; 6] = [
     load(("1 MiB writes, depth 4", "write"), (1 << 20, 4), STREAMS),
 ];
 
-impl Load {
+impl FioLoad {
     /// Returns true for large sequential requests.
     pub fn is_stream(&self) -> bool {
         self.bytes > 64 << 10
@@ -52,7 +52,7 @@ impl Load {
 
 /// The result of one measurement of a server.
 #[derive(Clone, Copy)]
-pub struct Measured {
+pub struct Measurement {
     /// Requests per second.
     pub rate: f64,
     /// Microseconds of the server's CPU time per request.
@@ -60,25 +60,25 @@ pub struct Measured {
 }
 
 #[derive(Deserialize)]
-struct Output {
-    jobs: Vec<Job>,
+struct FioOutput {
+    jobs: Vec<FioJob>,
 }
 
 #[derive(Deserialize)]
-struct Job {
+struct FioJob {
     error: i32,
-    read: Direction,
-    write: Direction,
+    read: FioDirection,
+    write: FioDirection,
 }
 
 #[derive(Deserialize)]
-struct Direction {
+struct FioDirection {
     iops: f64,
     total_ios: u64,
 }
 
 /// Measures for `seconds` seconds.
-pub fn run(server: &Server, load: &Load, seconds: u64) -> Result<Measured> {
+pub fn run(server: &Server, load: &FioLoad, seconds: u64) -> Result<Measurement> {
     let mut fio = Command::new("fio");
     fio.args(["--name=bench", "--ioengine=nbd", "--thread", "--output-format=json", "--time_based"]);
     fio.args(["--norandommap", "--randrepeat=0"]).arg(format!("--size={VOLUME_BYTES}"));
@@ -93,12 +93,12 @@ pub fn run(server: &Server, load: &Load, seconds: u64) -> Result<Measured> {
     let Some(json) = text.find('{').map(|start| &text[start..]) else {
         bail!("fio failed: {}", String::from_utf8_lossy(&output.stderr).trim());
     };
-    let output: Output = serde_json::from_str(json).context("cannot parse the output of fio")?;
-    let [Job { error: 0, read, write }] = output.jobs.as_slice() else { bail!("fio failed: {text}") };
+    let output: FioOutput = serde_json::from_str(json).context("cannot parse the output of fio")?;
+    let [FioJob { error: 0, read, write }] = output.jobs.as_slice() else { bail!("fio failed: {text}") };
     let requests = read.total_ios + write.total_ios;
     if requests == 0 {
         bail!("fio made no request");
     }
     #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-    Ok(Measured { rate: read.iops + write.iops, cpu: cpu as f64 / requests as f64 })
+    Ok(Measurement { rate: read.iops + write.iops, cpu: cpu as f64 / requests as f64 })
 }

@@ -12,13 +12,13 @@ mod servers;
 mod vhost;
 
 use anyhow::{Context as _, Result, bail};
-use fio::{Load, Measured};
-use report::Cell;
+use fio::{FioLoad, Measurement};
+use report::Measurements;
 use servers::{Server, Servers};
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
-pub struct Args {
+pub struct BenchArgs {
     /// How often each server is measured at each load.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
@@ -41,7 +41,7 @@ pub struct Args {
 const VOLUME_BYTES: u64 = 512 << 20;
 
 /// Runs the measurements and prints the results. Returns false if a bound is not met.
-pub fn run(args: &Args) -> Result<bool> {
+pub fn run(args: &BenchArgs) -> Result<bool> {
     if args.rounds == 0 || args.seconds == 0 {
         bail!("--rounds and --seconds must be at least 1");
     }
@@ -50,16 +50,16 @@ pub fn run(args: &Args) -> Result<bool> {
         Some(program) => program.clone(),
         None => crate::build("bcached-cli", "bcached")?,
     };
-    let wanted = |load: &Load| args.only.as_ref().is_none_or(|only| load.name.contains(only.as_str()));
+    let wanted = |load: &FioLoad| args.only.as_ref().is_none_or(|only| load.name.contains(only.as_str()));
     let mut reached = true;
-    let loads: Vec<Load> = fio::LOADS.into_iter().filter(wanted).collect();
+    let loads: Vec<FioLoad> = fio::LOADS.into_iter().filter(wanted).collect();
     if !loads.is_empty() {
         let place = place()?;
         let servers = Servers::start_nbd(place.path(), &bcached)?;
         let cells = measure(args, &servers, &loads, |server, load| fio::run(server, load, args.seconds))?;
         reached &= report::print("NBD, a unix socket, files in memory", &servers, &loads, &cells);
     }
-    let loads: Vec<Load> = vhost::LOADS.into_iter().filter(wanted).collect();
+    let loads: Vec<FioLoad> = vhost::LOADS.into_iter().filter(wanted).collect();
     if !loads.is_empty() {
         let client = vhost::client()?;
         let place = place()?;
@@ -73,12 +73,13 @@ pub fn run(args: &Args) -> Result<bool> {
 
 /// Measures every load on every server in every round.
 fn measure(
-    args: &Args,
+    args: &BenchArgs,
     servers: &Servers,
-    loads: &[Load],
-    run: impl Fn(&Server, &Load) -> Result<Measured>,
-) -> Result<Vec<Cell>> {
-    let mut cells: Vec<Cell> = loads.iter().flat_map(|_| servers.all()).map(|_| Cell::default()).collect();
+    loads: &[FioLoad],
+    run: impl Fn(&Server, &FioLoad) -> Result<Measurement>,
+) -> Result<Vec<Measurements>> {
+    let mut cells: Vec<Measurements> =
+        loads.iter().flat_map(|_| servers.all()).map(|_| Measurements::default()).collect();
     for round in 0..args.rounds {
         for (load, row) in loads.iter().zip(cells.chunks_mut(servers.all().len())) {
             // Rotate the order: the first server finds the processor's caches as another load has

@@ -1,14 +1,14 @@
 //! Prints the measurements as tables.
 
-use super::fio::{Load, Measured};
+use super::fio::{FioLoad, Measurement};
 use super::servers::Servers;
 
 /// The measurements of one server at one load, one per round.
 #[derive(Default)]
-pub struct Cell(pub Vec<Measured>);
+pub struct Measurements(pub Vec<Measurement>);
 
 /// Prints a table. Returns false if a bound is not met.
-pub fn print(what: &str, servers: &Servers, loads: &[Load], cells: &[Cell]) -> bool {
+pub fn print(what: &str, servers: &Servers, loads: &[FioLoad], cells: &[Measurements]) -> bool {
     println!("\n{what}\n");
     println!(
         "| load | server | requests a second | µs of CPU each | requests, ours / its, median (range) | bound | CPU, ours / its | |"

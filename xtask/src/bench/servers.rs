@@ -2,7 +2,7 @@
 //! that is killed when its handle is dropped.
 
 use super::VOLUME_BYTES;
-use super::fio::Load;
+use super::fio::FioLoad;
 use anyhow::{Context as _, Result, bail};
 use std::fmt::Write as _;
 use std::fs::File;
@@ -49,7 +49,7 @@ impl Server {
     }
 
     /// Returns the address for the clients of this load.
-    pub fn address_for(&self, load: &Load) -> &str {
+    pub fn address_for(&self, load: &FioLoad) -> &str {
         self.streams.as_deref().filter(|_| load.is_stream()).unwrap_or(&self.address)
     }
 

@@ -1,7 +1,7 @@
 //! Runs a small client of vhost-user-blk servers: the front end's own test client, built as a
 //! bench.
 
-use super::fio::{Load, Measured};
+use super::fio::{FioLoad, Measurement};
 use super::servers::Server;
 use anyhow::{Context as _, Result, bail};
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use std::process::{Command, Stdio};
 
 const BOUND: &[(&str, f64)] = &[("qemu-storage-daemon", 0.95)];
 
-const fn load(name: &'static str, kind: &'static str, (queues, depth): (u16, u32)) -> Load {
-    Load { name, kind, bytes: 4096, depth, queues, bounds: BOUND, cpu_most: Some(1.1) }
+const fn load(name: &'static str, kind: &'static str, (queues, depth): (u16, u32)) -> FioLoad {
+    FioLoad { name, kind, bytes: 4096, depth, queues, bounds: BOUND, cpu_most: Some(1.1) }
 }
 
 /// One queue with one or 32 requests at a time, and two queues with 16 each. The client sleeps
 /// while it waits, and uses the event index.
-pub const LOADS: [Load; 6] = [
+pub const LOADS: [FioLoad; 6] = [
     load("vhost 4 KiB reads, depth 1", "read", (1, 1)),
     load("vhost 4 KiB reads, depth 32", "read", (1, 32)),
     load("vhost 4 KiB reads, 2 queues of 16", "read", (2, 16)),
@@ -37,7 +37,7 @@ pub fn client() -> Result<PathBuf> {
 }
 
 /// Measures for `seconds` seconds.
-pub fn run(client: &Path, server: &Server, load: &Load, seconds: u64) -> Result<Measured> {
+pub fn run(client: &Path, server: &Server, load: &FioLoad, seconds: u64) -> Result<Measurement> {
     let mut command = Command::new(client);
     let figures = [load.depth.to_string(), seconds.to_string(), load.queues.to_string()];
     command.arg("--socket").arg(&server.address).arg(load.kind).args(figures);
@@ -50,5 +50,5 @@ pub fn run(client: &Path, server: &Server, load: &Load, seconds: u64) -> Result<
         bail!("the client failed: {}", String::from_utf8_lossy(&output.stderr).trim());
     };
     #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-    Ok(Measured { rate, cpu: cpu as f64 / requests })
+    Ok(Measurement { rate, cpu: cpu as f64 / requests })
 }

@@ -5,7 +5,7 @@
 //! tests, in the simulator and in planted faults (`invariant: D7` in the head of a patch) it is
 //! proven.
 
-use super::File;
+use super::TextFile;
 use std::collections::BTreeMap;
 
 /// Where the invariants are defined.
@@ -13,20 +13,20 @@ const DEFINITIONS: &str = "docs/invariants.md";
 
 /// Where a number is cited.
 #[derive(Default)]
-struct Cited {
+struct Citations {
     kept: bool,
     proven: bool,
 }
 
 /// Returns what is wrong: numbers that are defined twice, not kept, not proven, or not defined.
-pub fn check(files: &[File]) -> Vec<String> {
+pub fn check(files: &[TextFile]) -> Vec<String> {
     let Some(document) = files.iter().find(|file| file.path.as_os_str() == DEFINITIONS) else {
         return vec![format!("{DEFINITIONS} is missing")];
     };
     let mut wrong = Vec::new();
     let mut cited = BTreeMap::new();
     for number in document.text.lines().filter_map(defined) {
-        if cited.insert(number.to_owned(), Cited::default()).is_some() {
+        if cited.insert(number.to_owned(), Citations::default()).is_some() {
             wrong.push(format!("{DEFINITIONS}: {number} is defined twice"));
         }
     }
@@ -57,13 +57,13 @@ fn defined(line: &str) -> Option<&str> {
 }
 
 /// Whether citations of a file are proofs: tests, the simulator and planted faults.
-fn proves(file: &File) -> bool {
+fn proves(file: &TextFile) -> bool {
     let in_tests = file.path.iter().any(|part| part == "tests" || part == "tests.rs");
     in_tests || file.path.starts_with("crates/sim") || file.is("patch")
 }
 
 /// Each citation with its line, and whether it is behind `mod tests {`.
-fn citations(file: &File) -> impl Iterator<Item = (usize, &str, bool)> {
+fn citations(file: &TextFile) -> impl Iterator<Item = (usize, &str, bool)> {
     let mut is_test = false;
     file.text.lines().enumerate().flat_map(move |(at, line)| {
         is_test |= line.starts_with("mod tests {");

@@ -1,12 +1,12 @@
 //! Links between Markdown documents: the file is there, and so is the heading.
 
-use super::File;
+use super::TextFile;
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
 /// Returns each link that leads to no file or no heading of the repository at `root`.
-pub fn check(root: &Path, files: &[File]) -> Vec<String> {
-    let documents: Vec<&File> = files.iter().filter(|file| file.is("md")).collect();
+pub fn check(root: &Path, files: &[TextFile]) -> Vec<String> {
+    let documents: Vec<&TextFile> = files.iter().filter(|file| file.is("md")).collect();
     let mut wrong = Vec::new();
     for document in &documents {
         let folder = document.path.parent().unwrap_or(Path::new(""));

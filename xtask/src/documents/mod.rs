@@ -14,14 +14,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A text file of the repository.
-pub struct File {
+pub struct TextFile {
     /// Its path from the root of the repository.
     pub path: PathBuf,
     /// Its content.
     pub text: String,
 }
 
-impl File {
+impl TextFile {
     /// Whether the file name ends with this extension.
     fn is(&self, extension: &str) -> bool {
         self.path.extension().is_some_and(|found| found == extension)
@@ -44,7 +44,7 @@ pub fn run(root: &Path) -> Result<bool> {
 }
 
 /// Reads all text files below `root` but for those that builds have made.
-fn files(root: &Path) -> Result<Vec<File>> {
+fn files(root: &Path) -> Result<Vec<TextFile>> {
     let mut files = Vec::new();
     let mut folders = vec![PathBuf::new()];
     while let Some(folder) = folders.pop() {
@@ -58,7 +58,7 @@ fn files(root: &Path) -> Result<Vec<File>> {
                 folders.push(path);
             } else if kind.is_file() && ["rs", "md", "patch"].iter().any(|read| extension == *read) {
                 let text = fs::read_to_string(root.join(&path));
-                files.push(File { text: text.with_context(|| format!("{}", path.display()))?, path });
+                files.push(TextFile { text: text.with_context(|| format!("{}", path.display()))?, path });
             }
         }
     }
@@ -67,6 +67,6 @@ fn files(root: &Path) -> Result<Vec<File>> {
 }
 
 #[cfg(test)]
-pub fn file(path: &str, text: &str) -> File {
-    File { path: path.into(), text: text.to_owned() }
+pub fn file(path: &str, text: &str) -> TextFile {
+    TextFile { path: path.into(), text: text.to_owned() }
 }

@@ -1,7 +1,7 @@
 //! Widths of prose: comments and paragraphs are read side by side with code, so their lines are
 //! short.
 
-use super::File;
+use super::TextFile;
 use super::links::prose;
 
 /// Maximum width of a line of prose, in characters, indentation included.
@@ -9,7 +9,7 @@ pub const COLUMNS: usize = 100;
 
 /// Returns each line of prose that is too wide. Tables, code blocks and lines with a long address
 /// are exempt.
-pub fn check(files: &[File]) -> Vec<String> {
+pub fn check(files: &[TextFile]) -> Vec<String> {
     let mut wrong = Vec::new();
     for file in files {
         let lines: Vec<(usize, &str)> = if file.is("rs") {

@@ -73,10 +73,10 @@ pub fn move_apart() -> Result<String> {
 pub struct Decoy {
     /// Declared before the folder, because it is mounted from what is in the folder, and must be
     /// dropped first.
-    overlaid: Option<Overlaid>,
+    overlaid: Option<OverlayMounts>,
     /// The files to which environment variables point.
     folder: tempfile::TempDir,
-    watched: Watched,
+    watched: WatchedFolders,
     sockets: Vec<PathBuf>,
     found: Receiver<String>,
     /// The mounts before any test ran.
@@ -97,7 +97,7 @@ impl Decoy {
         let at = |name: &str| folder.path().join(name);
         let mut bcacheds = vec![at("named"), at("runtime/bcached")];
         let mut folders = vec![at("state/bcached")];
-        let overlaid = if is_apart { Some(Overlaid::over_machine(folder.path())?) } else { None };
+        let overlaid = if is_apart { Some(OverlayMounts::over_machine(folder.path())?) } else { None };
         if overlaid.is_some() {
             bcacheds.extend(["/run/bcached", "/dev/shm/bcached-0"].map(PathBuf::from));
             folders.extend(["/etc/bcached", "/etc/bcached/config.d", "/etc/udev/rules.d"].map(PathBuf::from));
@@ -117,7 +117,7 @@ impl Decoy {
         for socket in &sockets {
             listen(socket, tell.clone())?;
         }
-        let watched = Watched::new(&[bcacheds, folders].concat(), tell)?;
+        let watched = WatchedFolders::new(&[bcacheds, folders].concat(), tell)?;
         Ok(Self { overlaid, folder, watched, sockets, found, mounts: mounts()? })
     }
 
@@ -166,9 +166,9 @@ impl Decoy {
 /// File systems of this namespace that are mounted over the machine's places. What is there remains
 /// visible.
 #[derive(Default)]
-struct Overlaid(Vec<PathBuf>);
+struct OverlayMounts(Vec<PathBuf>);
 
-impl Overlaid {
+impl OverlayMounts {
     /// Mounts them, with a configuration and udev rules in them.
     fn over_machine(folder: &Path) -> Result<Self> {
         let own = folder.join("over");
@@ -215,7 +215,7 @@ pub fn unmount(folder: &Path) {
     }
 }
 
-impl Drop for Overlaid {
+impl Drop for OverlayMounts {
     fn drop(&mut self) {
         for place in self.0.iter().rev() {
             let _gone_with_the_namespace = Command::new("umount").arg("--lazy").arg(place).status();
@@ -260,11 +260,11 @@ fn named(pid: i32) -> String {
 }
 
 /// Folders in which each access to a file is reported.
-struct Watched {
+struct WatchedFolders {
     first: PathBuf,
 }
 
-impl Watched {
+impl WatchedFolders {
     fn new(folders: &[PathBuf], tell: Sender<String>) -> Result<Self> {
         let notify = inotify::init(CreateFlags::CLOEXEC).context("inotify")?;
         let mut names = BTreeMap::new();

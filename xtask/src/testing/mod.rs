@@ -21,14 +21,14 @@ mod usage;
 
 use anyhow::{Context as _, Result, bail};
 use decoy::Decoy;
-use pool::{Ended, Limits};
+use pool::{FinishedProgram, PoolLimits};
 use program::Program;
 use std::ffi::OsString;
 use std::io::{self, Write as _};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use usage::{Bounds, Folders, Taken};
+use usage::{ProgramFolders, ResourceBounds, ResourceUsage};
 
 /// Maximum number of programs at a time. More would cost more memory and slow each other down more
 /// than they gain.
@@ -45,7 +45,7 @@ const LIMIT: Duration = Duration::from_secs(45 * 60);
 const LONG: [&str; 8] = [
     "guests of bcached-tests",
     "engine of bcached-engine",
-    "kernel_to_us of bcached-tests",
+    "kernel_to_bcached of bcached-tests",
     "ping_pong of bcached-tests",
     "engine of bcached-sim",
     "bcached_sim of bcached-sim",
@@ -60,16 +60,16 @@ const ALONE: [&str; 1] = [
 ];
 /// What each program may take, and what must be left to the machine: several times what any program
 /// takes (`docs/testing.md`).
-const BOUNDS: Bounds = Bounds { memory: 6 << 30, disk: 16 << 30, left: 512 << 20 };
+const BOUNDS: ResourceBounds = ResourceBounds { memory: 6 << 30, disk: 16 << 30, left: 512 << 20 };
 /// What must be free before the first program runs.
-const NEEDED: Taken = Taken { memory: 2 << 30, disk: 8 << 30 };
+const NEEDED: ResourceUsage = ResourceUsage { memory: 2 << 30, disk: 8 << 30 };
 /// End of the line of a program that failed without reporting a failed test. `tests/summary.awk`
 /// counts these lines.
 const UNTOLD: &str = "; it counts as one failed test";
 
 /// Options of the run.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct TestArgs {
     /// Number of programs at a time. Default: one per processor and per 1.5 GiB of memory, but at
     /// most four.
     #[arg(long, value_name = "NUMBER")]
@@ -91,7 +91,7 @@ pub struct Args {
 
 /// Arguments of the command that cargo starts instead of a test program.
 #[derive(clap::Args)]
-pub struct NoteArgs {
+pub struct RecordArgs {
     /// Folder for the record of how it was called.
     folder: PathBuf,
     /// The program, and its arguments.
@@ -103,7 +103,7 @@ pub struct NoteArgs {
 ///
 /// # Errors
 /// A file that cannot be written.
-pub fn note(args: &NoteArgs) -> Result<bool> {
+pub fn note(args: &RecordArgs) -> Result<bool> {
     Program::called(&args.called)?.keep(&args.folder)?;
     Ok(true)
 }
@@ -112,14 +112,14 @@ pub fn note(args: &NoteArgs) -> Result<bool> {
 ///
 /// # Errors
 /// Tests that do not build, or a result that cannot be printed.
-pub fn run(args: &Args) -> Result<bool> {
+pub fn run(args: &TestArgs) -> Result<bool> {
     let began = Instant::now();
     let not_apart = if args.apart { None } else { Some(decoy::move_apart()?) };
     let mut programs = program::all(&args.package, &args.options)?;
     programs.retain(|program| {
         args.only.is_empty() || args.only.iter().any(|part| program.name.contains(part.as_str()))
     });
-    let folders = Folders::new().context("cannot create a folder for temporary files")?;
+    let folders = ProgramFolders::new().context("cannot create a folder for temporary files")?;
     let left = usage::left(&std::env::temp_dir());
     has_room(left)?;
     let decoy = Decoy::lay(args.apart).context("cannot set up the decoy")?;
@@ -135,10 +135,10 @@ pub fn run(args: &Args) -> Result<bool> {
     // together does not rise with the number of processors.
     let threads = std::env::var_os("RUST_TEST_THREADS");
     variables.push(("RUST_TEST_THREADS", threads.unwrap_or_else(|| usual.to_string().into())));
-    let limits = Limits { at_a_time, time: LIMIT, folders: &folders, variables: &variables };
+    let limits = PoolLimits { at_a_time, time: LIMIT, folders: &folders, variables: &variables };
     let mut all_well = true;
     let (mut times, mut takers) = (Vec::new(), Vec::new());
-    let mut tell = |program: &Program, ended: Ended| {
+    let mut tell = |program: &Program, ended: FinishedProgram| {
         let report = report(program, &ended);
         all_well &= report.is_well;
         times.push((ended.time, program.name.clone()));
@@ -156,7 +156,7 @@ pub fn run(args: &Args) -> Result<bool> {
     })?;
     usage::watch(BOUNDS);
     pool::run(&programs, &limits, &mut tell)?;
-    pool::run(&alone, &Limits { at_a_time: 1, ..limits }, &mut tell)?;
+    pool::run(&alone, &PoolLimits { at_a_time: 1, ..limits }, &mut tell)?;
     drop(folders);
     let (is_unseen, text) = unseen(&decoy.found()?, not_apart.as_deref());
     print!("{text}");
@@ -166,12 +166,12 @@ pub fn run(args: &Args) -> Result<bool> {
 }
 
 /// The printed result of a program.
-struct Report {
+struct ProgramReport {
     is_well: bool,
     text: Vec<u8>,
 }
 
-fn report(program: &Program, ended: &Ended) -> Report {
+fn report(program: &Program, ended: &FinishedProgram) -> ProgramReport {
     let (name, seconds) = (&program.name, ended.time.as_secs_f64());
     let mut text = format!("     Running {name} ({seconds:.1} s)\n").into_bytes();
     text.extend_from_slice(&ended.printed);
@@ -193,7 +193,7 @@ fn report(program: &Program, ended: &Ended) -> Report {
         let (start, end) = if has_ended_well { ("error: test failed: ", UNTOLD) } else { ("", "") };
         text.extend_from_slice(format!("{start}{name}: files left in TMPDIR: {left}{end}\n").as_bytes());
     }
-    Report { is_well: has_ended_well && ended.left.is_empty(), text }
+    ProgramReport { is_well: has_ended_well && ended.left.is_empty(), text }
 }
 
 /// Returns how many programs, and tests in each, run at a time.
@@ -203,7 +203,7 @@ fn at_a_time(processors: usize, memory: u64) -> usize {
 }
 
 /// Checks that there is room for tests.
-fn has_room(left: Taken) -> Result<()> {
+fn has_room(left: ResourceUsage) -> Result<()> {
     let folder = std::env::temp_dir();
     let kinds = [
         ("memory".to_owned(), left.memory, NEEDED.memory, "stop other programs"),
@@ -242,8 +242,8 @@ fn unseen(found: &[String], not_apart: Option<&str>) -> (bool, String) {
 }
 
 /// Returns two lines that say what the programs took, and which of them took most.
-fn most(takers: &[(Taken, String)], all: Taken) -> String {
-    let named = |of: fn(&Taken) -> u64| {
+fn most(takers: &[(ResourceUsage, String)], all: ResourceUsage) -> String {
+    let named = |of: fn(&ResourceUsage) -> u64| {
         let mut sorted: Vec<_> = takers.iter().map(|(taken, name)| (of(taken) >> 20, name)).collect();
         sorted.sort_unstable_by(|one, other| other.cmp(one));
         let named: Vec<_> = sorted.iter().take(5).map(|(mib, name)| format!("{name} {mib}")).collect();
@@ -283,7 +283,14 @@ mod tests {
         let (time, how) = (Duration::from_millis(1500), how.to_owned());
         let report = report(
             &program,
-            &Ended { printed: printed.into(), time, is_success, how, taken: Taken::default(), left },
+            &FinishedProgram {
+                printed: printed.into(),
+                time,
+                is_success,
+                how,
+                taken: ResourceUsage::default(),
+                left,
+            },
         );
         (report.is_well, String::from_utf8(report.text).unwrap())
     }
@@ -336,9 +343,9 @@ mod tests {
     #[test]
     fn too_little_room_is_told_before_anything_runs() {
         has_room(NEEDED).unwrap();
-        let why = has_room(Taken { memory: 1 << 30, ..NEEDED }).unwrap_err().to_string();
+        let why = has_room(ResourceUsage { memory: 1 << 30, ..NEEDED }).unwrap_err().to_string();
         assert_eq!(why, "1024 MiB of memory are free, and the tests need 2048 MiB; stop other programs");
-        let why = has_room(Taken { disk: 1 << 30, ..NEEDED }).unwrap_err().to_string();
+        let why = has_room(ResourceUsage { disk: 1 << 30, ..NEEDED }).unwrap_err().to_string();
         assert!(why.ends_with("set TMPDIR to a folder with more space"), "{why}");
     }
 

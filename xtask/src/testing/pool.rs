@@ -4,7 +4,7 @@
 //! with it: when it takes too long, when it has died itself, and when this program is told to stop.
 
 use super::program::Program;
-use super::usage::{self, Folders, Taken};
+use super::usage::{self, ProgramFolders, ResourceUsage};
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::ffi::OsString;
@@ -29,19 +29,19 @@ const FROZEN: &str = "the guest stands still";
 const INTERRUPTED: i32 = 130;
 
 /// The limits of the pool.
-pub struct Limits<'a> {
+pub struct PoolLimits<'a> {
     /// Number of programs that run at a time.
     pub at_a_time: usize,
     /// Time limit of a program.
     pub time: Duration,
     /// Folders, one of which is the `TMPDIR` of each program.
-    pub folders: &'a Folders,
+    pub folders: &'a ProgramFolders,
     /// Variables for the environment of each program.
     pub variables: &'a [(&'static str, OsString)],
 }
 
 /// A program that has ended.
-pub struct Ended {
+pub struct FinishedProgram {
     /// Its output, including errors.
     pub printed: Vec<u8>,
     /// How long it took.
@@ -51,13 +51,13 @@ pub struct Ended {
     /// Its exit status in words, or what happened before there was one.
     pub how: String,
     /// The most that it took at any time.
-    pub taken: Taken,
+    pub taken: ResourceUsage,
     /// The files in its `TMPDIR` at its end.
     pub left: Vec<String>,
 }
 
 /// A running program.
-struct Running {
+struct RunningProgram {
     /// The leader of its process group.
     group: Pid,
     name: String,
@@ -66,7 +66,7 @@ struct Running {
 }
 
 /// The lock is held while a program starts, so that none is missed.
-static RUNNING: Mutex<Vec<Running>> = Mutex::new(Vec::new());
+static RUNNING: Mutex<Vec<RunningProgram>> = Mutex::new(Vec::new());
 
 /// Returns the running groups and their folders.
 pub fn groups() -> Vec<(Pid, PathBuf)> {
@@ -90,8 +90,8 @@ pub fn running() -> Vec<String> {
 /// An error of `tell`. A failed program is not an error.
 pub fn run(
     programs: &[Program],
-    limits: &Limits<'_>,
-    mut tell: impl FnMut(&Program, Ended) -> Result<()>,
+    limits: &PoolLimits<'_>,
+    mut tell: impl FnMut(&Program, FinishedProgram) -> Result<()>,
 ) -> Result<()> {
     let next = AtomicUsize::new(0);
     let (sender, ended) = mpsc::channel();
@@ -115,7 +115,7 @@ pub fn run(
 }
 
 /// Runs one program, and runs it again if one of its guests froze.
-fn one(program: &Program, limits: &Limits<'_>) -> Ended {
+fn one(program: &Program, limits: &PoolLimits<'_>) -> FinishedProgram {
     let ended = attempt(program, limits);
     if ended.is_success || !has_frozen(&ended.printed) {
         return ended;
@@ -131,14 +131,14 @@ fn has_frozen(printed: &[u8]) -> bool {
     printed.windows(FROZEN.len()).any(|words| words == FROZEN.as_bytes())
 }
 
-fn attempt(program: &Program, limits: &Limits<'_>) -> Ended {
+fn attempt(program: &Program, limits: &PoolLimits<'_>) -> FinishedProgram {
     let began = Instant::now();
-    let mut ended = Ended {
+    let mut ended = FinishedProgram {
         printed: Vec::new(),
         time: Duration::ZERO,
         is_success: false,
         how: String::new(),
-        taken: Taken::default(),
+        taken: ResourceUsage::default(),
         left: Vec::new(),
     };
     ended.how = match kept(program, limits, &mut ended) {
@@ -156,7 +156,11 @@ fn attempt(program: &Program, limits: &Limits<'_>) -> Ended {
 
 /// Returns the exit status, if the program had one before its time limit. Fills `ended` with its
 /// output and what it took.
-fn kept(program: &Program, limits: &Limits<'_>, ended: &mut Ended) -> Result<Option<ExitStatus>> {
+fn kept(
+    program: &Program,
+    limits: &PoolLimits<'_>,
+    ended: &mut FinishedProgram,
+) -> Result<Option<ExitStatus>> {
     static STARTED: AtomicUsize = AtomicUsize::new(0);
     // Not a pipe: whatever a program leaves running would hold it open.
     let mut output = tempfile::tempfile().context("cannot create a file for its output")?;
@@ -168,7 +172,7 @@ fn kept(program: &Program, limits: &Limits<'_>, ended: &mut Ended) -> Result<Opt
     let mut running = RUNNING.lock().expect("no thread panics while it holds the lock");
     let mut child = command.spawn().context("cannot start it")?;
     let group = Pid::from_child(&child);
-    running.push(Running { group, name: program.name.clone(), folder: folder.clone() });
+    running.push(RunningProgram { group, name: program.name.clone(), folder: folder.clone() });
     drop(running);
     let status = waited_for(&mut child, limits.time)?;
     if !status.is_some_and(|status| status.success()) {
@@ -235,7 +239,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     /// Runs these shell scripts, and returns how each ended, by its text.
-    fn ended(scripts: &[&str], limit: Duration) -> BTreeMap<String, Ended> {
+    fn ended(scripts: &[&str], limit: Duration) -> BTreeMap<String, FinishedProgram> {
         let program = |script: &&str| {
             let mut program = Program::called(&["sh".into(), "-c".into(), script.into()]).unwrap();
             (*script).clone_into(&mut program.name);
@@ -243,9 +247,9 @@ mod tests {
         };
         let programs: Vec<_> = scripts.iter().map(program).collect();
         let mut all = BTreeMap::new();
-        let folders = Folders::new().unwrap();
+        let folders = ProgramFolders::new().unwrap();
         let variables = [("DECOY", "quack".into())];
-        let limits = Limits { at_a_time: 2, time: limit, folders: &folders, variables: &variables };
+        let limits = PoolLimits { at_a_time: 2, time: limit, folders: &folders, variables: &variables };
         run(&programs, &limits, |program, ended| {
             all.insert(program.name.clone(), ended);
             Ok(())

@@ -22,7 +22,7 @@ const MIB: u64 = 1 << 20;
 
 /// The most that a program may take.
 #[derive(Clone, Copy)]
-pub struct Bounds {
+pub struct ResourceBounds {
     /// Bytes of memory.
     pub memory: u64,
     /// Bytes of the disk.
@@ -33,14 +33,14 @@ pub struct Bounds {
 
 /// Bytes in use.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Taken {
+pub struct ResourceUsage {
     /// Bytes of memory.
     pub memory: u64,
     /// Bytes of disk space.
     pub disk: u64,
 }
 
-impl Taken {
+impl ResourceUsage {
     fn most(self, other: Self) -> Self {
         Self { memory: self.memory.max(other.memory), disk: self.disk.max(other.disk) }
     }
@@ -52,32 +52,32 @@ impl Taken {
 
 /// The peak of each program, by the leader of its group, and the peak of all of them together.
 #[derive(Default)]
-struct Peaks {
-    each: BTreeMap<i32, Taken>,
-    all: Taken,
+struct PeakUsage {
+    each: BTreeMap<i32, ResourceUsage>,
+    all: ResourceUsage,
     /// Programs that were stopped, and why.
     stopped: BTreeMap<i32, String>,
 }
 
-static PEAKS: Mutex<Option<Peaks>> = Mutex::new(None);
+static PEAKS: Mutex<Option<PeakUsage>> = Mutex::new(None);
 
-fn with<T>(act: impl FnOnce(&mut Peaks) -> T) -> T {
+fn with<T>(act: impl FnOnce(&mut PeakUsage) -> T) -> T {
     act(PEAKS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
 }
 
 /// Returns the peak of a program that has ended, and why it was stopped, if it was.
-pub fn of(group: Pid) -> (Taken, Option<String>) {
+pub fn of(group: Pid) -> (ResourceUsage, Option<String>) {
     let group = group.as_raw_nonzero().get();
     with(|peaks| (peaks.each.remove(&group).unwrap_or_default(), peaks.stopped.remove(&group)))
 }
 
 /// Returns the peak of all programs together.
-pub fn of_all() -> Taken {
+pub fn of_all() -> ResourceUsage {
     with(|peaks| peaks.all)
 }
 
 /// Starts scanning.
-pub fn watch(bounds: Bounds) {
+pub fn watch(bounds: ResourceBounds) {
     thread::spawn(move || {
         loop {
             look(bounds);
@@ -86,18 +86,19 @@ pub fn watch(bounds: Bounds) {
     });
 }
 
-fn look(bounds: Bounds) {
+fn look(bounds: ResourceBounds) {
     let running = pool::groups();
     let memory = memory_by_group();
-    let taken: Vec<(Pid, Taken)> = running
+    let taken: Vec<(Pid, ResourceUsage)> = running
         .iter()
         .map(|(group, folder)| {
             let memory = memory.get(&group.as_raw_nonzero().get()).copied().unwrap_or_default();
-            (*group, Taken { memory, disk: disk(folder) })
+            (*group, ResourceUsage { memory, disk: disk(folder) })
         })
         .collect();
     with(|peaks| {
-        peaks.all = peaks.all.most(taken.iter().fold(Taken::default(), |all, (_, one)| all.both(*one)));
+        peaks.all =
+            peaks.all.most(taken.iter().fold(ResourceUsage::default(), |all, (_, one)| all.both(*one)));
         for (group, taken) in &taken {
             let peak = peaks.each.entry(group.as_raw_nonzero().get()).or_default();
             *peak = peak.most(*taken);
@@ -115,9 +116,13 @@ fn look(bounds: Bounds) {
 
 /// Returns the program to be stopped, and why, if there is one. `left` is what the machine has
 /// left.
-fn too_much(taken: &[(Pid, Taken)], left: Taken, bounds: Bounds) -> Option<(Pid, String)> {
-    let memory: fn(&Taken) -> u64 = |taken| taken.memory;
-    let disk: fn(&Taken) -> u64 = |taken| taken.disk;
+fn too_much(
+    taken: &[(Pid, ResourceUsage)],
+    left: ResourceUsage,
+    bounds: ResourceBounds,
+) -> Option<(Pid, String)> {
+    let memory: fn(&ResourceUsage) -> u64 = |taken| taken.memory;
+    let disk: fn(&ResourceUsage) -> u64 = |taken| taken.disk;
     let kinds = [("memory", memory, bounds.memory), ("the disk of TMPDIR", disk, bounds.disk)];
     kinds.into_iter().find_map(|(name, of, bound)| {
         let (group, most) = taken.iter().max_by_key(|(_, taken)| of(taken))?;
@@ -135,12 +140,12 @@ fn too_much(taken: &[(Pid, Taken)], left: Taken, bounds: Bounds) -> Option<(Pid,
 
 /// Returns what is left on the machine, or what the control group of this process may use. The
 /// value is unlimited if it cannot be determined.
-pub fn left(folder: &Path) -> Taken {
+pub fn left(folder: &Path) -> ResourceUsage {
     let said = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let disk = statvfs(folder).map_or(u64::MAX, |found| found.f_bavail.saturating_mul(found.f_frsize));
     let memory = field(&said, "MemAvailable:").unwrap_or(u64::MAX);
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    Taken { memory: memory.min(group_bound(&groups, Path::new("/sys/fs/cgroup"))), disk }
+    ResourceUsage { memory: memory.min(group_bound(&groups, Path::new("/sys/fs/cgroup"))), disk }
 }
 
 /// Returns the memory limit of the control group of a process in bytes, given the process's list of
@@ -218,9 +223,9 @@ pub fn disk(folder: &Path) -> u64 {
 }
 
 /// A folder for each program, inside one that is removed at the end.
-pub struct Folders(tempfile::TempDir);
+pub struct ProgramFolders(tempfile::TempDir);
 
-impl Folders {
+impl ProgramFolders {
     /// Creates the parent folder.
     ///
     /// # Errors
@@ -255,20 +260,21 @@ mod tests {
     use super::*;
     use std::os::unix::fs::FileExt as _;
 
-    const BOUNDS: Bounds = Bounds { memory: 100 * MIB, disk: 1000 * MIB, left: 10 * MIB };
-    const MUCH: Taken = Taken { memory: 1000 * MIB, disk: 1000 * MIB };
+    const BOUNDS: ResourceBounds = ResourceBounds { memory: 100 * MIB, disk: 1000 * MIB, left: 10 * MIB };
+    const MUCH: ResourceUsage = ResourceUsage { memory: 1000 * MIB, disk: 1000 * MIB };
 
     fn pid(raw: i32) -> Pid {
         Pid::from_raw(raw).unwrap()
     }
 
-    fn mib(memory: u64, disk: u64) -> Taken {
-        Taken { memory: memory * MIB, disk: disk * MIB }
+    fn mib(memory: u64, disk: u64) -> ResourceUsage {
+        ResourceUsage { memory: memory * MIB, disk: disk * MIB }
     }
 
     #[test]
     fn the_one_that_has_too_much_is_stopped() {
-        let stopped = |two: [Taken; 2], left| too_much(&[(pid(7), two[0]), (pid(8), two[1])], left, BOUNDS);
+        let stopped =
+            |two: [ResourceUsage; 2], left| too_much(&[(pid(7), two[0]), (pid(8), two[1])], left, BOUNDS);
         assert_eq!(stopped([mib(100, 1000), mib(1, 1)], MUCH), None);
         let (who, why) = stopped([mib(5, 0), mib(101, 0)], MUCH).expect("too much memory");
         assert_eq!((who, why.as_str()), (pid(8), "it used 101 MiB of memory, and may use 100 MiB"));

@@ -3,28 +3,28 @@
 //! attributes it to that structure.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails where it cannot go on")]
 
-use crate::kernel::{self, End, Images};
-use bcached_check::{Options, ReadAt, Record, Severity, Structure, Use, check, dump};
-use bcached_format::{BackingState, DeviceFacts, Inode, RawSuperblock, Superblock};
+use crate::kernel::{self, KernelImages, KernelStop};
+use bcached_check::{BucketUse, Options, ReadAt, Record, Severity, Structure, check, dump};
+use bcached_format::{BackingState, DeviceGeometry, Inode, RawSuperblock, Superblock};
 use std::ops::Range;
 use std::sync::OnceLock;
 
 /// Creates a set with small buckets that was stopped cleanly: a tree of two levels, made once for
 /// all tests.
-fn small() -> Option<&'static Images> {
-    static IMAGES: OnceLock<Images> = OnceLock::new();
+fn small() -> Option<&'static KernelImages> {
+    static IMAGES: OnceLock<KernelImages> = OnceLock::new();
     if let Some(reason) = kernel::missing() {
         println!("skipped: {reason}");
         return None;
     }
-    Some(IMAGES.get_or_init(|| kernel::make("4k", "512", 16, End::Clean)))
+    Some(IMAGES.get_or_init(|| kernel::make("4k", "512", 16, KernelStop::Clean)))
 }
 
-fn judge(images: &Images, end: End, root_level: u16) {
+fn judge(images: &KernelImages, end: KernelStop, root_level: u16) {
     let backings: [&dyn ReadAt; 1] = [&images.backing];
     // After a crash a clean copy may be older than the backing device. Everything here was flushed
     // before.
-    let options = Options { compare_clean: end == End::Clean, ..Options::default() };
+    let options = Options { compare_clean: end == KernelStop::Clean, ..Options::default() };
     let checked = check(&images.cache, &backings, options);
     let errors: Vec<String> = checked.report.findings.iter().map(ToString::to_string).collect();
     assert_eq!(errors, Vec::<String>::new());
@@ -50,9 +50,9 @@ fn judge(images: &Images, end: End, root_level: u16) {
 #[test]
 fn a_set_with_small_buckets_after_a_clean_stop() {
     let Some(images) = small() else { return };
-    judge(images, End::Clean, 1);
+    judge(images, KernelStop::Clean, 1);
     let raw = RawSuperblock::from_bytes(&images.backing[4096..8192]).unwrap();
-    let facts = DeviceFacts { sectors: images.backing.sectors(), logical_block_sectors: 1 };
+    let facts = DeviceGeometry { sectors: images.backing.sectors(), logical_block_sectors: 1 };
     match raw.check(facts).unwrap() {
         Superblock::Backing(superblock) => assert_eq!(superblock.state(), BackingState::Dirty),
         Superblock::Cache(_) => panic!("a backing device"),
@@ -65,12 +65,12 @@ fn sets_after_a_crash() {
         println!("skipped: {reason}");
         return;
     }
-    judge(&kernel::make("4k", "512", 16, End::Crash), End::Crash, 1);
-    judge(&kernel::make("64k", "4k", 64, End::Crash), End::Crash, 0);
+    judge(&kernel::make("4k", "512", 16, KernelStop::Crash), KernelStop::Crash, 1);
+    judge(&kernel::make("64k", "4k", 64, KernelStop::Crash), KernelStop::Crash, 0);
 }
 
 /// Returns the checksummed bytes of every live structure, with the structure they belong to.
-fn summed(images: &Images) -> Vec<(Structure, Range<usize>)> {
+fn summed(images: &KernelImages) -> Vec<(Structure, Range<usize>)> {
     let mut ranges: Vec<(Structure, Range<u64>)> = Vec::new();
     let mut newest = (0, 0);
     let mut bucket_bytes = 0;
@@ -107,9 +107,9 @@ fn summed(images: &Images) -> Vec<(Structure, Range<usize>)> {
 }
 
 /// A random number generator that gives the same numbers in every run.
-struct Dice(u64);
+struct Random(u64);
 
-impl Dice {
+impl Random {
     fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         usize::try_from(self.0 >> 20).unwrap() % limit
@@ -121,7 +121,7 @@ fn every_flipped_bit_of_a_summed_structure_is_found_and_laid_to_it() {
     let Some(images) = small() else { return };
     let ranges = summed(images);
     let mut cache = images.cache.clone();
-    let mut dice = Dice(1);
+    let mut dice = Random(1);
     for round in 0..1000 {
         // Take the structures in turn, so that the small ones get their share.
         let kinds = [Structure::Superblock, Structure::Journal, Structure::Priorities, Structure::Node];
@@ -142,10 +142,10 @@ fn every_flipped_bit_of_a_summed_structure_is_found_and_laid_to_it() {
 fn flipped_bits_of_data_are_not_our_business() {
     let Some(images) = small() else { return };
     let checked = check(&images.cache, &[], Options::default());
-    let in_use = |index: &usize| matches!(checked.buckets[*index].usage, Use::Data | Use::Free);
+    let in_use = |index: &usize| matches!(checked.buckets[*index].usage, BucketUse::Data | BucketUse::Free);
     let data: Vec<usize> = (0..checked.buckets.len()).filter(in_use).collect();
     let mut cache = images.cache.clone();
-    let mut dice = Dice(2);
+    let mut dice = Random(2);
     for round in 0..1000 {
         let bucket = data[dice.below(data.len())];
         cache[bucket * 4096 + dice.below(4096)] ^= 1 << dice.below(8);

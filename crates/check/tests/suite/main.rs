@@ -9,4 +9,4 @@ mod corpora;
 mod hand_built;
 mod kernel;
 mod kernel_images;
-mod known;
+mod unknown_values;

@@ -10,11 +10,11 @@ use crate::device::{self, Access, Device};
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::image::Image;
-use crate::output::{Report, Show};
-use crate::superblock::{self, Found};
+use crate::output::{Printable, Report};
+use crate::superblock::{self, SuperblockProbe};
 use bcached_check::{
-    Checked as Judged, Claim, Count, Damage, DamageKind, Hidden, Known, Options, ReadAt, SetSummary,
-    Severity, Source, TreeSummary, Volume, check,
+    BackingClaim, Certainty, CheckResult, Damage, DamageKind, DataSource, FindingCount, HiddenRange, Options,
+    ReadAt, SetSummary, Severity, TreeSummary, Volume, check,
 };
 use bcached_format::units::bytes_of;
 use bcached_format::{BackingState, Inode, Position, Superblock, Uuid};
@@ -22,24 +22,24 @@ use bcached_offline::notes;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use words::{Group, name};
+use words::{FindingGroup, name};
 
 mod words;
 
 /// The result for all devices.
 #[derive(Serialize)]
-struct Checked {
+struct CheckReport {
     sound: bool,
     sets: Vec<CheckedSet>,
     /// Backing devices with a sound superblock.
     backing_devices: Vec<String>,
     /// Those of `backing_devices` that belong to a set which is not among `sets`.
-    foreign_backing_devices: Vec<Foreign>,
+    foreign_backing_devices: Vec<ForeignBacking>,
 }
 
 /// A backing device of a set that was not named.
 #[derive(Serialize)]
-struct Foreign {
+struct ForeignBacking {
     device: String,
     set_uuid: String,
 }
@@ -55,9 +55,9 @@ struct CheckedSet {
     /// The verdict in one line.
     verdict: String,
     /// The findings, grouped by kind.
-    damage: Vec<Group>,
+    damage: Vec<FindingGroup>,
     /// How much is known about the amount of dirty data.
-    dirty_state: Known,
+    dirty_state: Certainty,
     /// Dirty data that is newer than its backing device; volumes without a backing device have
     /// none. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,9 +69,9 @@ struct CheckedSet {
     #[serde(skip_serializing_if = "Option::is_none")]
     dirty_bytes_of_nobody: Option<u64>,
     /// What the superblocks of the backing devices say about their state.
-    backing_claims: Vec<Claim>,
+    backing_claims: Vec<BackingClaim>,
     /// Ranges whose index is damaged, in sectors of the volumes' key spaces.
-    hidden: Vec<Hidden>,
+    hidden: Vec<HiddenRange>,
     /// Volumes that were not judged against their backing devices, because these were not named.
     volumes_without_backing: Vec<String>,
     /// Volumes with cached data past the end of their backing devices.
@@ -83,44 +83,48 @@ struct CheckedSet {
     findings: Vec<Damage>,
     findings_left_out: u64,
     /// The number of findings of each kind.
-    counts: Vec<Count>,
+    counts: Vec<FindingCount>,
     /// If set, the text lists each finding.
     #[serde(skip)]
     verbose: bool,
 }
 
 /// An open device with its role according to its superblock.
-struct Opened {
+struct OpenedDevice {
     name: String,
     device: Device,
-    role: Role,
+    role: SuperblockKind,
 }
 
-enum Role {
+enum SuperblockKind {
     /// A cache.
     Cache,
     /// A device with a damaged superblock. It is treated as what the command line calls it, by
     /// default a cache.
-    Unfit,
+    Invalid,
     /// A backing device, and the set that it belongs to, if any.
     Backing(Option<Uuid>),
 }
 
 /// Checks the devices.
-pub fn run(flags: &flags::Check) -> Result<Report, Failure> {
+pub fn run(flags: &flags::CheckArgs) -> Result<Report, Failure> {
     let (mut caches, mut backings) = (Vec::new(), Vec::new());
     for path in &flags.devices {
         let opened = open(path)?;
-        if matches!(opened.role, Role::Backing(_)) { backings.push(opened) } else { caches.push(opened) }
+        if matches!(opened.role, SuperblockKind::Backing(_)) {
+            backings.push(opened);
+        } else {
+            caches.push(opened);
+        }
     }
     for path in &flags.backing {
         let opened = open(path)?;
-        if matches!(opened.role, Role::Cache) {
+        if matches!(opened.role, SuperblockKind::Cache) {
             return Err(Failure::new(Kind::NotBcache, format!("{} is not a backing device", path.display()))
                 .option("--backing"));
         }
         // Backing devices are looked at only by the check of a set.
-        let is_judged = !caches.is_empty() || !matches!(opened.role, Role::Unfit);
+        let is_judged = !caches.is_empty() || !matches!(opened.role, SuperblockKind::Invalid);
         if is_judged { backings.push(opened) } else { caches.push(opened) }
     }
     let cache_images: Vec<_> = caches.iter().map(|opened| (opened, Image::of(&opened.device))).collect();
@@ -132,9 +136,9 @@ pub fn run(flags: &flags::Check) -> Result<Report, Failure> {
         .collect();
     let foreign_backing_devices = foreign(&sets, &backings);
     let sound = sets.iter().all(CheckedSet::is_sound) && foreign_backing_devices.is_empty();
-    let fit = backings.iter().filter(|opened| matches!(opened.role, Role::Backing(_)));
+    let fit = backings.iter().filter(|opened| matches!(opened.role, SuperblockKind::Backing(_)));
     let backing_devices = fit.map(|opened| opened.name.clone()).collect();
-    let report = Report::of(&Checked { sound, sets, backing_devices, foreign_backing_devices })?;
+    let report = Report::of(&CheckReport { sound, sets, backing_devices, foreign_backing_devices })?;
     let failure = cache_images.iter().map(|(_, image)| image).chain(&images).find_map(Image::failure);
     Ok(match failure {
         Some(failure) => report.failing(failure),
@@ -145,12 +149,12 @@ pub fn run(flags: &flags::Check) -> Result<Report, Failure> {
 
 /// Returns the backing devices that belong to none of the sets, so that nothing was judged against
 /// them. Empty unless all sets are known: a set with a damaged superblock may be theirs.
-fn foreign(sets: &[CheckedSet], backings: &[Opened]) -> Vec<Foreign> {
+fn foreign(sets: &[CheckedSet], backings: &[OpenedDevice]) -> Vec<ForeignBacking> {
     let known: Option<Vec<Uuid>> = sets.iter().map(|set| Some(set.set.as_ref()?.set_uuid)).collect();
     let Some(known) = known.filter(|known| !known.is_empty()) else { return Vec::new() };
     let foreign = backings.iter().filter_map(|opened| match opened.role {
-        Role::Backing(Some(set)) if !known.contains(&set) => {
-            Some(Foreign { device: opened.name.clone(), set_uuid: set.to_string() })
+        SuperblockKind::Backing(Some(set)) if !known.contains(&set) => {
+            Some(ForeignBacking { device: opened.name.clone(), set_uuid: set.to_string() })
         }
         _ => None,
     });
@@ -159,20 +163,20 @@ fn foreign(sets: &[CheckedSet], backings: &[Opened]) -> Vec<Foreign> {
 
 /// Opens a device so that no other process can write it meanwhile. Refuses a device without a
 /// bcache superblock; a damaged superblock is left to the check to report.
-fn open(path: &Path) -> Result<Opened, Failure> {
+fn open(path: &Path) -> Result<OpenedDevice, Failure> {
     let device = device::open(path, Access::Check)?;
     let role = match superblock::read(&device)? {
-        Found::Nothing => {
+        SuperblockProbe::Absent => {
             return Err(Failure::new(Kind::NotBcache, format!("cannot check {}", path.display()))
                 .why("it has no bcache superblock"));
         }
-        Found::Sound(Superblock::Backing(backing)) => {
-            Role::Backing((backing.state() != BackingState::None).then(|| backing.set_uuid()))
+        SuperblockProbe::Valid(Superblock::Backing(backing)) => {
+            SuperblockKind::Backing((backing.state() != BackingState::None).then(|| backing.set_uuid()))
         }
-        Found::Sound(Superblock::Cache(_)) => Role::Cache,
-        Found::Unfit(_) => Role::Unfit,
+        SuperblockProbe::Valid(Superblock::Cache(_)) => SuperblockKind::Cache,
+        SuperblockProbe::Invalid(_) => SuperblockKind::Invalid,
     };
-    Ok(Opened { name: path.display().to_string(), device, role })
+    Ok(OpenedDevice { name: path.display().to_string(), device, role })
 }
 
 fn check_set(device: &str, image: &Image<'_>, backings: &[&dyn ReadAt], verbose: bool) -> CheckedSet {
@@ -184,10 +188,10 @@ fn check_set(device: &str, image: &Image<'_>, backings: &[&dyn ReadAt], verbose:
     report.findings.retain(|damage| !matches!(damage.kind, DamageKind::OtherSet { .. }));
     report.counts.retain(|count| count.kind != OTHER_SET);
     let note = report.set.as_ref().and_then(|set| notes::left_behind(set.set_uuid));
-    if note.is_some() && report.dirty.state == Known::Known {
+    if note.is_some() && report.dirty.state == Certainty::Known {
         // The dirty data in the note is not counted anywhere.
         let is_none = report.dirty.sectors + report.dirty.alone_sectors == 0;
-        report.dirty.state = if is_none { Known::Unknown } else { Known::AtLeast };
+        report.dirty.state = if is_none { Certainty::Unknown } else { Certainty::AtLeast };
     }
     let with_backing = |volume: &&Volume| !volume.flash_only && !volume.invalidated;
     let unjudged = report.volumes.iter().filter(with_backing).filter(|volume| volume.state.is_none());
@@ -202,8 +206,8 @@ fn check_set(device: &str, image: &Image<'_>, backings: &[&dyn ReadAt], verbose:
         verdict: words::verdict(&report),
         damage: words::groups(&report),
         dirty_state: dirty.state,
-        dirty_bytes: in_state(Known::Known),
-        dirty_bytes_at_least: in_state(Known::AtLeast),
+        dirty_bytes: in_state(Certainty::Known),
+        dirty_bytes_at_least: in_state(Certainty::AtLeast),
         dirty_bytes_of_nobody: Some(bytes_of(dirty.nobodys_sectors)).filter(|bytes| *bytes > 0),
         backing_claims: report.claims,
         hidden: report.hidden,
@@ -225,7 +229,7 @@ const OTHER_SET: &str = "other-set";
 
 /// Returns the volumes with cached data past the end of their backing devices, which were longer
 /// once. If that data is dirty, the check has also found an error.
-fn cut_short(judged: &Judged<'_>) -> Vec<String> {
+fn cut_short(judged: &CheckResult<'_>) -> Vec<String> {
     let Some(view) = &judged.view else { return Vec::new() };
     let is_cut = |volume: &&Volume| {
         let Some(end) = volume.end.filter(|_| !volume.flash_only && !volume.invalidated) else {
@@ -233,7 +237,7 @@ fn cut_short(judged: &Judged<'_>) -> Vec<String> {
         };
         let beyond = Position::MAX.offset.saturating_sub(end);
         let pieces = view.content(Inode(volume.inode), end, beyond);
-        pieces.iter().any(|piece| matches!(piece.source, Source::Cache { .. }))
+        pieces.iter().any(|piece| matches!(piece.source, DataSource::Cache { .. }))
     };
     view.volumes().iter().filter(is_cut).map(name).collect()
 }
@@ -252,7 +256,7 @@ impl CheckedSet {
     fn write(&self, text: &mut String) -> std::fmt::Result {
         let device = &self.device;
         writeln!(text, "{device}: {}", self.verdict)?;
-        for Group { severity, what, .. } in &self.damage {
+        for FindingGroup { severity, what, .. } in &self.damage {
             writeln!(text, "{device}: {}: {what}", word(*severity))?;
         }
         if self.verbose {
@@ -297,7 +301,7 @@ const fn word(severity: Severity) -> &'static str {
     }
 }
 
-impl Show for Checked {
+impl Printable for CheckReport {
     const SCHEMA: &'static str = "bcached.check";
     /// 2: kinds of findings are in kebab-case.
     const SCHEMA_VERSION: u32 = 2;
@@ -308,7 +312,7 @@ impl Show for Checked {
             let _ = set.write(&mut text);
         }
         for foreign in &self.foreign_backing_devices {
-            let Foreign { device, set_uuid } = foreign;
+            let ForeignBacking { device, set_uuid } = foreign;
             let _ = writeln!(text, "{device}: belongs to the cache set {set_uuid}, which is not named");
         }
         if self.sets.is_empty() {

@@ -2,13 +2,13 @@
 //! the running daemon, and proposes a configuration for the devices found. Writes nothing.
 
 use super::called;
-use super::scan::{self, Member, Scanned};
+use super::scan::{self, ScanReport, ScannedDevice};
 use crate::failure::{Failure, Kind};
-use crate::flags::{self, ConfigVerb};
-use crate::output::{Report, Show};
-use bcached_config::{CommandLine, Config, Merged, merged};
+use crate::flags::{self, ConfigCommand};
+use crate::output::{Printable, Report};
+use bcached_config::{CommandLine, Config, MergedConfig, merged};
 use bcached_control::client;
-use bcached_control::config_diff::Differences;
+use bcached_control::config_diff::ConfigDifferences;
 use bcached_control::names::can_be_name;
 use bcached_offline::bucket_memory;
 use serde::Serialize;
@@ -16,27 +16,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 /// Runs the given verb.
-pub fn run(verb: &ConfigVerb) -> Result<Report, Failure> {
+pub fn run(verb: &ConfigCommand) -> Result<Report, Failure> {
     match verb {
-        ConfigVerb::Check(flags) => check(flags),
-        ConfigVerb::Show(flags) => Report::of(&merged(&line(flags))?),
-        ConfigVerb::Diff(flags) => {
+        ConfigCommand::Check(flags) => check(flags),
+        ConfigCommand::Show(flags) => Report::of(&merged(&line(flags))?),
+        ConfigCommand::Diff(flags) => {
             let path = "/v1/config/differences";
-            let found: Differences = client::understood(&client::get(&flags.control.socket(), path)?)?;
+            let found: ConfigDifferences = client::understood(&client::get(&flags.control.socket(), path)?)?;
             let report = Report::of(&found)?;
             Ok(if found.differences.is_empty() { report } else { report.answering_no() })
         }
-        ConfigVerb::Scan(flags) => from_disks(flags),
+        ConfigCommand::Scan(flags) => from_disks(flags),
     }
 }
 
-fn line(flags: &flags::ConfigFile) -> CommandLine {
+fn line(flags: &flags::ConfigFileArgs) -> CommandLine {
     CommandLine { config: flags.config.clone(), ..CommandLine::default() }
 }
 
 /// The result of a check: whether a start would accept the configuration.
 #[derive(Serialize)]
-struct Checked {
+struct ConfigReport {
     sound: bool,
     caches: usize,
     volumes: usize,
@@ -52,14 +52,14 @@ struct Checked {
 
 /// Answers no if a start would refuse the configuration. A file that cannot be read is a failure,
 /// not an answer.
-fn check(flags: &flags::ConfigFile) -> Result<Report, Failure> {
+fn check(flags: &flags::ConfigFileArgs) -> Result<Report, Failure> {
     let (config, findings) = Config::findings(&line(flags))?;
     let failures: Vec<_> = findings.iter().map(Failure::to_error).collect();
     let sound = findings.is_empty();
     let of = |count: usize| if sound { count } else { 0 };
     let warnings = config.warnings().into_iter().map(|(_, sentence)| sentence).chain(config.left_open());
     let warnings = warnings.chain(bucket_memory::of_configured(&config));
-    let report = Report::of(&Checked {
+    let report = Report::of(&ConfigReport {
         sound,
         caches: of(config.caches.len()),
         volumes: of(config.volumes.len() + config.flash.len()),
@@ -71,7 +71,7 @@ fn check(flags: &flags::ConfigFile) -> Result<Report, Failure> {
     Ok(if sound { report } else { report.answering_no().wrong(errors) })
 }
 
-impl Show for Checked {
+impl Printable for ConfigReport {
     const SCHEMA: &'static str = "bcached.config-check";
 
     fn text(&self) -> String {
@@ -84,7 +84,7 @@ impl Show for Checked {
     }
 }
 
-impl Show for Merged {
+impl Printable for MergedConfig {
     const SCHEMA: &'static str = "bcached.config";
 
     fn text(&self) -> String {
@@ -92,7 +92,7 @@ impl Show for Merged {
     }
 }
 
-impl Show for Differences {
+impl Printable for ConfigDifferences {
     const SCHEMA: &'static str = "bcached.config-diff";
 
     fn text(&self) -> String {
@@ -102,12 +102,12 @@ impl Show for Differences {
 
 /// A configuration for the devices found.
 #[derive(Serialize)]
-struct Proposed {
+struct ProposedConfig {
     /// TOML.
     config: String,
 }
 
-fn from_disks(flags: &flags::Scan) -> Result<Report, Failure> {
+fn from_disks(flags: &flags::ScanArgs) -> Result<Report, Failure> {
     let (scanned, failures) = scan::scan(&flags.devices);
     let has_none = scanned.sets.iter().all(|set| set.caches.is_empty());
     if has_none && !failures.is_empty() {
@@ -122,13 +122,13 @@ fn from_disks(flags: &flags::Scan) -> Result<Report, Failure> {
             })
             .next("name devices, or run as root"));
     }
-    let report = Report::of(&Proposed { config: propose(&scanned) })?;
+    let report = Report::of(&ProposedConfig { config: propose(&scanned) })?;
     Ok(failures.into_iter().fold(report, Report::failing))
 }
 
 /// Names block devices by UUID, which is stable, and files by their absolute path, which is valid
 /// whatever the daemon's working directory.
-fn named(member: &Member) -> String {
+fn named(member: &ScannedDevice) -> String {
     let device = &member.device;
     let name = match device.starts_with("/dev/") {
         true => format!("UUID={}", member.uuid),
@@ -142,7 +142,7 @@ fn toml_text(text: &str) -> String {
     serde_json::Value::String(text.to_owned()).to_string()
 }
 
-fn propose(scanned: &Scanned) -> String {
+fn propose(scanned: &ScanReport) -> String {
     let mut text = String::from("version = 1\n");
     let (mut taken, mut names) = (BTreeSet::new(), BTreeMap::new());
     // Writing to a string cannot fail.
@@ -174,7 +174,7 @@ fn propose(scanned: &Scanned) -> String {
     text
 }
 
-fn volume(text: &mut String, member: &Member, cache: &str, taken: &mut BTreeSet<String>) {
+fn volume(text: &mut String, member: &ScannedDevice, cache: &str, taken: &mut BTreeSet<String>) {
     let name = unused(&member.label, &format!("bcache-{}", &member.uuid[..8]), taken);
     let state = member.state.as_deref().unwrap_or_default();
     let _ = writeln!(text, "\n[volume.{}]  # {}, {state}", toml_text(&name), member.device);
@@ -191,7 +191,7 @@ fn unused(label: &str, other: &str, taken: &mut BTreeSet<String>) -> String {
     name
 }
 
-impl Show for Proposed {
+impl Printable for ProposedConfig {
     const SCHEMA: &'static str = "bcached.config-scan";
 
     fn text(&self) -> String {

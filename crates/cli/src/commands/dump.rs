@@ -6,7 +6,7 @@ use crate::failure::{Failure, Kind};
 use crate::flags::{self, DumpPart};
 use crate::image::Image;
 use crate::output::Report;
-use crate::superblock::{self, Found};
+use crate::superblock::{self, SuperblockProbe};
 use bcached_check::{Record, dump};
 use bcached_format::Superblock;
 use serde::Serialize;
@@ -14,7 +14,7 @@ use std::io::{self, BufWriter, Write};
 
 /// The first line of the NDJSON form.
 #[derive(Serialize)]
-struct Header {
+struct DumpHeader {
     schema: &'static str,
     schema_version: u32,
     bcached: &'static str,
@@ -22,22 +22,22 @@ struct Header {
 }
 
 /// Dumps the device.
-pub fn run(flags: &flags::Dump, json: bool) -> Result<Report, Failure> {
+pub fn run(flags: &flags::DumpArgs, json: bool) -> Result<Report, Failure> {
     let name = flags.device.display().to_string();
     let device = device::open(&flags.device, Access::Check)?;
     let refuse = |why: &str| Failure::new(Kind::NotBcache, format!("cannot dump {name}")).why(why);
     match superblock::read(&device)? {
-        Found::Nothing => return Err(refuse("it has no bcache superblock")),
-        Found::Sound(Superblock::Backing(_)) => {
+        SuperblockProbe::Absent => return Err(refuse("it has no bcache superblock")),
+        SuperblockProbe::Valid(Superblock::Backing(_)) => {
             return Err(refuse("it is a backing device, which has only a superblock")
                 .next("`bcached show` prints that; for the metadata, dump its cache device"));
         }
-        Found::Sound(Superblock::Cache(_)) | Found::Unfit(_) => {}
+        SuperblockProbe::Valid(Superblock::Cache(_)) | SuperblockProbe::Invalid(_) => {}
     }
     let image = Image::of(&device);
-    let mut out = Output { writer: BufWriter::new(io::stdout().lock()), json, outcome: Ok(()) };
+    let mut out = DumpWriter { writer: BufWriter::new(io::stdout().lock()), json, outcome: Ok(()) };
     if json {
-        out.json(&Header {
+        out.json(&DumpHeader {
             schema: "bcached.dump",
             schema_version: 1,
             bcached: env!("CARGO_PKG_VERSION"),
@@ -80,13 +80,13 @@ fn is_part(record: &Record, part: Option<DumpPart>) -> bool {
 
 /// Standard output. The walk cannot be cancelled, so the first error is kept and the remaining
 /// records are dropped.
-struct Output<W: Write> {
+struct DumpWriter<W: Write> {
     writer: W,
     json: bool,
     outcome: io::Result<()>,
 }
 
-impl<W: Write> Output<W> {
+impl<W: Write> DumpWriter<W> {
     fn record(&mut self, record: &Record) {
         if self.json {
             self.json(record);

@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Prints events as they arrive.
-pub fn run(flags: &flags::Events, json: bool) -> Result<Report, Failure> {
+pub fn run(flags: &flags::EventsArgs, json: bool) -> Result<Report, Failure> {
     let since = flags.since.as_deref().map(moment).transpose()?;
     let socket = flags.control.socket();
-    let printer = Printer { json, since };
+    let printer = EventPrinter { json, since };
     let mut known = ask(&socket, 0, false)?;
     let mut first = std::mem::take(&mut known.events);
     let mut seen = first.last().map_or(0, |event| event.sequence);
@@ -65,12 +65,12 @@ fn moment(typed: &str) -> Result<Timestamp, Failure> {
     })
 }
 
-struct Printer {
+struct EventPrinter {
     json: bool,
     since: Option<Timestamp>,
 }
 
-impl Printer {
+impl EventPrinter {
     fn is_wanted(&self, event: &Event) -> bool {
         let Some(since) = self.since else { return true };
         event.time.parse::<Timestamp>().is_ok_and(|time| time >= since)
@@ -89,12 +89,12 @@ impl Printer {
     /// closed the pipe.
     fn lost(&self, count: u64) -> Result<bool, Failure> {
         #[derive(Serialize)]
-        struct Lost {
+        struct LostEvents {
             event: &'static str,
             lost: u64,
         }
         write(&if self.json {
-            line("bcached.events-lost", &Lost { event: "events-lost", lost: count })?
+            line("bcached.events-lost", &LostEvents { event: "events-lost", lost: count })?
         } else {
             format!("events lost: {count} (this reader was too slow)\n")
         })
@@ -104,13 +104,13 @@ impl Printer {
 /// Returns one line of the JSON stream.
 fn line<T: Serialize>(schema: &'static str, value: &T) -> Result<String, Failure> {
     #[derive(Serialize)]
-    struct Envelope<'a, T> {
+    struct LineEnvelope<'a, T> {
         schema: &'static str,
         schema_version: u32,
         #[serde(flatten)]
         value: &'a T,
     }
-    let envelope = Envelope { schema, schema_version: 1, value };
+    let envelope = LineEnvelope { schema, schema_version: 1, value };
     serde_json::to_string(&envelope)
         .map(|line| line + "\n")
         .map_err(|error| Failure::new(Kind::Io, "cannot build the JSON output").why(error.to_string()))

@@ -4,25 +4,25 @@
 use super::called::called;
 use crate::failure::{Failure, Kind};
 use crate::flags;
-use crate::output::{Report, Show};
+use crate::output::{Printable, Report};
 use bcached_control::client;
-use bcached_control::explain::Explained;
-use bcached_control::sizes::{self, Bare};
+use bcached_control::explain::ExplainReport;
+use bcached_control::sizes::{self, DefaultUnit};
 
 /// Asks the daemon and reports.
-pub fn run(flags: &flags::Explain) -> Result<Report, Failure> {
-    let offset = sizes::parse(&flags.offset, Bare::Bytes)
+pub fn run(flags: &flags::ExplainArgs) -> Result<Report, Failure> {
+    let offset = sizes::parse(&flags.offset, DefaultUnit::Bytes)
         .map_err(|error| Failure::new(Kind::Usage, error.to_string()).option("OFFSET"))?;
     let socket = flags.control.socket();
     let answer = called(&flags.volume, |volume| {
         client::get(&socket, &format!("/v1/volumes/{}/explain?offset={offset}", client::encoded(volume)))
     })?;
-    let explained: Explained = client::understood(&answer)?;
+    let explained: ExplainReport = client::understood(&answer)?;
     let report = Report::of(&explained)?;
     Ok(if explained.cached { report } else { report.answering_no() })
 }
 
-impl Show for Explained {
+impl Printable for ExplainReport {
     const SCHEMA: &'static str = "bcached.explain";
 
     fn text(&self) -> String {

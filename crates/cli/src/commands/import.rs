@@ -6,7 +6,7 @@ use super::{jobs, scan};
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::Report;
-use bcached_offline::kernel::{InKernel, Kernel};
+use bcached_offline::kernel::{KernelBcache, KernelSet};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,14 +17,14 @@ const LIMIT: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Imports a set.
-pub fn run(flags: &flags::Import) -> Result<Report, Failure> {
+pub fn run(flags: &flags::ImportArgs) -> Result<Report, Failure> {
     let watch = &flags.watch;
-    let Some(set) = Kernel::of_this_machine().set(&flags.set)? else { return without_kernel(flags) };
+    let Some(set) = KernelBcache::of_this_machine().set(&flags.set)? else { return without_kernel(flags) };
     let devices: Vec<_> = set.devices().map(|device| device.display().to_string()).collect();
     let limit = watch.timeout.as_deref().map(bcached_config::time).transpose();
     let limit = limit.map_err(|why| Failure::new(Kind::Usage, why).option("--timeout"))?.unwrap_or(LIMIT);
     set.check_stops()?;
-    let dry = flags::Watch { dry_run: true, ..watch.clone() };
+    let dry = flags::WatchArgs { dry_run: true, ..watch.clone() };
     let planned = jobs::begin_import(&set.uuid, &devices, &dry)?;
     check_unused(&set)?;
     if watch.dry_run {
@@ -45,18 +45,18 @@ pub fn run(flags: &flags::Import) -> Result<Report, Failure> {
     jobs::finish_import(&begun, watch, " --register")
 }
 
-fn import(set: &str, devices: &[String], watch: &flags::Watch) -> Result<Report, Failure> {
+fn import(set: &str, devices: &[String], watch: &flags::WatchArgs) -> Result<Report, Failure> {
     let begun = jobs::begin_import(set, devices, watch)?;
     jobs::finish_import(&begun, watch, "")
 }
 
 /// Handles a set that the kernel does not have: it may have been stopped already, or `bcached
 /// release` released it.
-fn without_kernel(flags: &flags::Import) -> Result<Report, Failure> {
+fn without_kernel(flags: &flags::ImportArgs) -> Result<Report, Failure> {
     let digits = |text: &str| text.to_lowercase().replace('-', "");
     let typed = digits(flags.set.strip_prefix("UUID=").unwrap_or(&flags.set));
     let (found, _) = scan::scan(&[]);
-    let is_it = |set: &&scan::Set| typed.len() >= 8 && digits(&set.set_uuid).starts_with(&typed);
+    let is_it = |set: &&scan::ScannedSet| typed.len() >= 8 && digits(&set.set_uuid).starts_with(&typed);
     let Some(set) = found.sets.iter().find(is_it) else {
         return import(&flags.set, &[], &flags.watch);
     };
@@ -65,7 +65,7 @@ fn without_kernel(flags: &flags::Import) -> Result<Report, Failure> {
     import(&set.set_uuid, &devices, &flags.watch)
 }
 
-fn check_unused(set: &InKernel) -> Result<(), Failure> {
+fn check_unused(set: &KernelSet) -> Result<(), Failure> {
     let users = set.users();
     if users.is_empty() {
         return Ok(());
@@ -77,7 +77,7 @@ fn check_unused(set: &InKernel) -> Result<(), Failure> {
 }
 
 /// Waits until the kernel has released all devices of the set.
-fn wait(set: &InKernel, limit: Duration) -> Result<(), Failure> {
+fn wait(set: &KernelSet, limit: Duration) -> Result<(), Failure> {
     let until = Instant::now() + limit;
     loop {
         let left = set.left();
@@ -97,7 +97,7 @@ fn wait(set: &InKernel, limit: Duration) -> Result<(), Failure> {
     }
 }
 
-fn way_back(set: &InKernel) -> String {
+fn way_back(set: &KernelSet) -> String {
     let devices: Vec<_> = set.devices().map(|device| device.display().to_string()).collect();
     format!("to give it back, write each of {} to /sys/fs/bcache/register", devices.join(", "))
 }

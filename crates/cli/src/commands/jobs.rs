@@ -6,12 +6,12 @@ use super::called::{self, called};
 use super::orphan;
 use crate::failure::{Failure, Kind};
 use crate::flags;
-use crate::output::{Report, Show};
+use crate::output::{Printable, Report};
 use bcached_control::client;
 use bcached_control::jobs::Overrides;
-use bcached_control::jobs::{Begin, Job, Jobs, State, Verb};
+use bcached_control::jobs::{JobKind, JobList, JobReport, JobSpec, JobState};
 use bcached_control::sizes;
-use bcached_control::status::{Status, Volume};
+use bcached_control::status::{Status, VolumeStatus};
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -26,15 +26,15 @@ const TOLD_TERMINAL: Duration = Duration::from_secs(1);
 const TOLD: Duration = Duration::from_secs(30);
 
 /// Writes back the dirty data of one volume, or of all.
-pub fn flush(flags: &flags::Flush) -> Result<Report, Failure> {
-    let watch = Watch::of(&flags.watch)?;
-    let verb = Verb::Flush;
-    let begin = |volume| Begin { dry_run: flags.watch.dry_run, ..Begin::new(verb, volume) };
+pub fn flush(flags: &flags::FlushArgs) -> Result<Report, Failure> {
+    let watch = JobWatch::of(&flags.watch)?;
+    let verb = JobKind::Flush;
+    let begin = |volume| JobSpec { dry_run: flags.watch.dry_run, ..JobSpec::new(verb, volume) };
     if let Some(name) = &flags.volume {
         let job = watch.begin(&begin(name.clone()))?;
         return watch.finish(vec![job]);
     }
-    let All { volumes, missing } = all_volumes(&watch)?;
+    let FlushableVolumes { volumes, missing } = all_volumes(&watch)?;
     // All jobs are started before the first is waited for: each device works independently.
     let (mut jobs, mut refused) = (Vec::new(), missing);
     for name in volumes {
@@ -51,50 +51,50 @@ pub fn flush(flags: &flags::Flush) -> Result<Report, Failure> {
 }
 
 /// Detaches a volume from its cache.
-pub fn detach(flags: &flags::Detach) -> Result<Report, Failure> {
-    let watch = Watch::of(&flags.watch)?;
-    let begin = Begin::new(Verb::Detach, flags.volume.clone());
-    let job = watch.begin(&Begin { dry_run: flags.watch.dry_run, ..begin })?;
+pub fn detach(flags: &flags::DetachArgs) -> Result<Report, Failure> {
+    let watch = JobWatch::of(&flags.watch)?;
+    let begin = JobSpec::new(JobKind::Detach, flags.volume.clone());
+    let job = watch.begin(&JobSpec { dry_run: flags.watch.dry_run, ..begin })?;
     watch.finish(vec![job])
 }
 
 /// Attaches a volume to a cache.
-pub fn attach(flags: &flags::Attach) -> Result<Report, Failure> {
-    let watch = Watch::of(&flags.watch)?;
-    let begin = Begin::new(Verb::Attach, flags.volume.clone());
+pub fn attach(flags: &flags::AttachArgs) -> Result<Report, Failure> {
+    let watch = JobWatch::of(&flags.watch)?;
+    let begin = JobSpec::new(JobKind::Attach, flags.volume.clone());
     let cache = flags.cache.clone();
-    let job = watch.begin(&Begin { cache, dry_run: flags.watch.dry_run, ..begin })?;
+    let job = watch.begin(&JobSpec { cache, dry_run: flags.watch.dry_run, ..begin })?;
     watch.finish(vec![job])
 }
 
 /// Stops serving a volume permanently.
-pub fn remove(flags: &flags::Remove) -> Result<Report, Failure> {
+pub fn remove(flags: &flags::RemoveArgs) -> Result<Report, Failure> {
     if let Some(removed) = orphan::remove(flags) {
         return removed;
     }
-    let watch = Watch::of(&flags.watch)?;
-    let begin = Begin::new(Verb::Remove, flags.volume.clone());
-    let job = watch.begin(&Begin { dry_run: flags.watch.dry_run, ..begin })?;
+    let watch = JobWatch::of(&flags.watch)?;
+    let begin = JobSpec::new(JobKind::Remove, flags.volume.clone());
+    let job = watch.begin(&JobSpec { dry_run: flags.watch.dry_run, ..begin })?;
     watch.finish(vec![job])
 }
 
 /// Stops serving a volume until the next start.
-pub fn stop(volume: &str, flags: &flags::Watch) -> Result<Report, Failure> {
-    let watch = Watch::of(flags)?;
-    let begin = Begin::new(Verb::Stop, volume.to_owned());
-    let job = watch.begin(&Begin { dry_run: flags.dry_run, ..begin })?;
+pub fn stop(volume: &str, flags: &flags::WatchArgs) -> Result<Report, Failure> {
+    let watch = JobWatch::of(flags)?;
+    let begin = JobSpec::new(JobKind::Stop, volume.to_owned());
+    let job = watch.begin(&JobSpec { dry_run: flags.dry_run, ..begin })?;
     watch.finish(vec![job])
 }
 
 /// Adds a volume, and waits until it is served.
-pub fn add(flags: &flags::Add) -> Result<Report, Failure> {
-    let watch = Watch::of(&flags.watch)?;
-    let flags::Add { name, backing, cache, .. } = flags;
+pub fn add(flags: &flags::AddArgs) -> Result<Report, Failure> {
+    let watch = JobWatch::of(&flags.watch)?;
+    let flags::AddArgs { name, backing, cache, .. } = flags;
     let backing = backing.as_deref().map(called::device);
     let (dry_run, cache) = (flags.watch.dry_run, cache.clone());
     let size_bytes = flags.size.as_deref().map(|typed| size(typed, "--size")).transpose()?;
-    let begin = Begin::new(Verb::Add, name.clone());
-    let job = watch.begin(&Begin { backing, cache, size_bytes, dry_run, ..begin })?;
+    let begin = JobSpec::new(JobKind::Add, name.clone());
+    let job = watch.begin(&JobSpec { backing, cache, size_bytes, dry_run, ..begin })?;
     if !flags.watch.no_wait && !dry_run {
         watch.until_served(name)?;
     }
@@ -102,14 +102,14 @@ pub fn add(flags: &flags::Add) -> Result<Report, Failure> {
 }
 
 /// Makes a cache drop everything it holds of a volume.
-pub fn forget(flags: &flags::Forget) -> Result<Report, Failure> {
-    let watch = Watch::of(&flags.watch)?;
+pub fn forget(flags: &flags::ForgetArgs) -> Result<Report, Failure> {
+    let watch = JobWatch::of(&flags.watch)?;
     let accept_loss_bytes =
         flags.accept_loss.as_deref().map(|typed| size(typed, "--accept-loss")).transpose()?;
     let lost_ranges = flags.lost_ranges.as_deref().map(list_of_lost).transpose()?;
     let (cache, dry_run) = (flags.cache.clone(), flags.watch.dry_run);
-    let begin = Begin::new(Verb::Forget, flags.volume.clone());
-    let job = watch.begin(&Begin { cache, accept_loss_bytes, lost_ranges, dry_run, ..begin })?;
+    let begin = JobSpec::new(JobKind::Forget, flags.volume.clone());
+    let job = watch.begin(&JobSpec { cache, accept_loss_bytes, lost_ranges, dry_run, ..begin })?;
     watch.finish(vec![job])
 }
 
@@ -121,29 +121,29 @@ fn list_of_lost(path: &Path) -> Result<String, Failure> {
 }
 
 /// Grows a volume to the size of its backing device, or one that has none to the size asked for.
-pub fn grow(flags: &flags::Grow) -> Result<Report, Failure> {
-    let watch = Watch::of(&flags.watch)?;
+pub fn grow(flags: &flags::GrowArgs) -> Result<Report, Failure> {
+    let watch = JobWatch::of(&flags.watch)?;
     let size_bytes = flags.size.as_deref().map(|typed| size(typed, "--size")).transpose()?;
-    let begin = Begin::new(Verb::Grow, flags.volume.clone());
-    let job = watch.begin(&Begin { size_bytes, dry_run: flags.watch.dry_run, ..begin })?;
+    let begin = JobSpec::new(JobKind::Grow, flags.volume.clone());
+    let job = watch.begin(&JobSpec { size_bytes, dry_run: flags.watch.dry_run, ..begin })?;
     watch.finish(vec![job])
 }
 
 /// Shrinks a volume.
-pub fn shrink(flags: &flags::Shrink) -> Result<Report, Failure> {
-    let watch = Watch::of(&flags.watch)?;
+pub fn shrink(flags: &flags::ShrinkArgs) -> Result<Report, Failure> {
+    let watch = JobWatch::of(&flags.watch)?;
     let size_bytes = Some(size(&flags.size, "--size")?);
     let accept_loss_bytes =
         flags.accept_loss.as_deref().map(|typed| size(typed, "--accept-loss")).transpose()?;
     let lost_ranges = flags.lost_ranges.as_deref().map(list_of_lost).transpose()?;
-    let (begin, dry_run) = (Begin::new(Verb::Shrink, flags.volume.clone()), flags.watch.dry_run);
-    let job = watch.begin(&Begin { size_bytes, accept_loss_bytes, lost_ranges, dry_run, ..begin })?;
+    let (begin, dry_run) = (JobSpec::new(JobKind::Shrink, flags.volume.clone()), flags.watch.dry_run);
+    let job = watch.begin(&JobSpec { size_bytes, accept_loss_bytes, lost_ranges, dry_run, ..begin })?;
     watch.finish(vec![job])
 }
 
 /// Moves the volumes of a cache to another device.
-pub fn replace(flags: &flags::Replace) -> Result<Report, Failure> {
-    let watch = Watch::of(&flags.watch)?;
+pub fn replace(flags: &flags::ReplaceArgs) -> Result<Report, Failure> {
+    let watch = JobWatch::of(&flags.watch)?;
     // The daemon may have another working directory.
     let refused = |why: String| Failure::new(Kind::Usage, why).option("--with");
     let with = std::path::absolute(&flags.with).map_err(|error| refused(error.to_string()))?;
@@ -151,25 +151,25 @@ pub fn replace(flags: &flags::Replace) -> Result<Report, Failure> {
         with.to_str().ok_or_else(|| refused(format!("{} is not valid UTF-8", with.display())))?.to_owned();
     let (wipe_signature, wipe_bcache) = (flags.wipe_signature.clone(), flags.wipe_bcache);
     let overwrites = Overrides { wipe_signature, wipe_bcache };
-    let begin = Begin::new(Verb::Replace, flags.cache.clone());
+    let begin = JobSpec::new(JobKind::Replace, flags.cache.clone());
     let (with, dry_run) = (Some(with), flags.watch.dry_run);
-    let job = watch.begin(&Begin { with, overwrites, dry_run, ..begin })?;
+    let job = watch.begin(&JobSpec { with, overwrites, dry_run, ..begin })?;
     watch.finish(vec![job])
 }
 
 /// Starts the import of a set, and returns the job as it was at its start. Configuration that the
 /// daemon has stored by then is kept.
-pub fn begin_import(set: &str, devices: &[String], flags: &flags::Watch) -> Result<Job, Failure> {
-    let begin = Begin::new(Verb::Import, set.to_owned());
+pub fn begin_import(set: &str, devices: &[String], flags: &flags::WatchArgs) -> Result<JobReport, Failure> {
+    let begin = JobSpec::new(JobKind::Import, set.to_owned());
     let (devices, dry_run) = (devices.to_vec(), flags.dry_run);
-    Watch::of(flags)?.begin(&Begin { devices, dry_run, ..begin })
+    JobWatch::of(flags)?.begin(&JobSpec { devices, dry_run, ..begin })
 }
 
 /// Waits until the imported set is served. If that fails, the message gives `bcached release` with
 /// `option` as the way back.
-pub fn finish_import(job: &Job, flags: &flags::Watch, option: &str) -> Result<Report, Failure> {
+pub fn finish_import(job: &JobReport, flags: &flags::WatchArgs, option: &str) -> Result<Report, Failure> {
     if !flags.no_wait && !flags.dry_run {
-        Watch::of(flags)?.until_all_served(job).map_err(|failure| match failure.kind.exit() {
+        JobWatch::of(flags)?.until_all_served(job).map_err(|failure| match failure.kind.exit() {
             4 => {
                 let next = failure.next.clone().map_or_else(String::new, |next| format!("{next}; "));
                 failure.next(format!("{next}`bcached release {}{option}` undoes the import", job.volume))
@@ -181,39 +181,39 @@ pub fn finish_import(job: &Job, flags: &flags::Watch, option: &str) -> Result<Re
 }
 
 /// Releases a cache. Returns the job as it ended.
-pub fn release(cache: &str, flags: &flags::Watch) -> Result<(Job, Report), Failure> {
-    let watch = Watch::of(flags)?;
-    let begin = Begin::new(Verb::Release, cache.to_owned());
-    let job = watch.begin(&Begin { dry_run: flags.dry_run, ..begin })?;
+pub fn release(cache: &str, flags: &flags::WatchArgs) -> Result<(JobReport, Report), Failure> {
+    let watch = JobWatch::of(flags)?;
+    let begin = JobSpec::new(JobKind::Release, cache.to_owned());
+    let job = watch.begin(&JobSpec { dry_run: flags.dry_run, ..begin })?;
     let report = watch.finish(vec![job.clone()])?;
     Ok((job, report))
 }
 
 /// Parses an option's value as bytes.
 fn size(typed: &str, option: &str) -> Result<u64, Failure> {
-    sizes::parse(typed, sizes::Bare::Bytes)
+    sizes::parse(typed, sizes::DefaultUnit::Bytes)
         .map_err(|error| Failure::new(Kind::Usage, error.to_string()).option(option))
 }
 
 /// Cancels a job.
-pub fn cancel(flags: &flags::Cancel) -> Result<Report, Failure> {
+pub fn cancel(flags: &flags::CancelArgs) -> Result<Report, Failure> {
     let socket = flags.control.socket();
     let path = format!("/v1/jobs/{}", client::encoded(&flags.job));
     if flags.dry_run {
-        return Report::of(&client::understood::<Job>(&client::delete(
+        return Report::of(&client::understood::<JobReport>(&client::delete(
             &socket,
             &format!("{path}?dry_run=true"),
         )?)?);
     }
-    let mut job: Job = client::understood(&client::delete(&socket, &path)?)?;
+    let mut job: JobReport = client::understood(&client::delete(&socket, &path)?)?;
     // The job ends after its current step.
     let until = Instant::now() + Duration::from_secs(10);
-    while job.state == State::Running && Instant::now() < until {
+    while job.state == JobState::Running && Instant::now() < until {
         thread::sleep(LOOK);
         job = client::understood(&client::get(&socket, &path)?)?;
     }
     match job.state {
-        State::Running => Err(Failure::new(Kind::TimeLimit, format!("job {} is still ending", flags.job))
+        JobState::Running => Err(Failure::new(Kind::TimeLimit, format!("job {} is still ending", flags.job))
             .why("it ends after its current step")
             .next("`bcached status` shows when it has ended")),
         // The job has ended, as requested.
@@ -222,16 +222,16 @@ pub fn cancel(flags: &flags::Cancel) -> Result<Report, Failure> {
 }
 
 /// The volumes that can be flushed, and why others cannot.
-struct All {
+struct FlushableVolumes {
     volumes: Vec<String>,
     missing: Option<Failure>,
 }
 
 /// Returns the volumes that have a cache. Reports those with unknown dirty data, so that they do
 /// not pass for clean.
-fn all_volumes(watch: &Watch<'_>) -> Result<All, Failure> {
+fn all_volumes(watch: &JobWatch<'_>) -> Result<FlushableVolumes, Failure> {
     let status: Status = client::understood(&client::get(&watch.socket, "/v1/status")?)?;
-    let is_cached = |volume: &&Volume| volume.backing.is_some() && volume.cache.is_some();
+    let is_cached = |volume: &&VolumeStatus| volume.backing.is_some() && volume.cache.is_some();
     let volumes = status.volumes.iter().filter(is_cached).filter(|volume| volume.facts.is_some());
     let not_open = status.caches.iter().filter(|cache| cache.state != "open");
     let not_open = not_open.map(|cache| format!("the cache {} is {}", cache.name, cache.state));
@@ -244,18 +244,18 @@ fn all_volumes(watch: &Watch<'_>) -> Result<All, Failure> {
     let missing: Vec<_> = not_open.chain(not_served).chain(unserved).collect();
     let missing = (!missing.is_empty())
         .then(|| Failure::new(Kind::NotFound, "cannot flush all dirty data").why(missing.join("; ")));
-    Ok(All { volumes: volumes.map(|volume| volume.name.clone()).collect(), missing })
+    Ok(FlushableVolumes { volumes: volumes.map(|volume| volume.name.clone()).collect(), missing })
 }
 
 /// A client waiting for a job.
-struct Watch<'a> {
+struct JobWatch<'a> {
     socket: PathBuf,
-    flags: &'a flags::Watch,
+    flags: &'a flags::WatchArgs,
     until: Option<Instant>,
 }
 
-impl<'a> Watch<'a> {
-    fn of(flags: &'a flags::Watch) -> Result<Self, Failure> {
+impl<'a> JobWatch<'a> {
+    fn of(flags: &'a flags::WatchArgs) -> Result<Self, Failure> {
         let limit = flags.timeout.as_deref().map(bcached_config::time).transpose();
         let limit = limit.map_err(|why| Failure::new(Kind::Usage, why).option("--timeout"))?;
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
@@ -263,34 +263,39 @@ impl<'a> Watch<'a> {
     }
 
     /// Starts the job. Volume and cache may be given in any form that `called` resolves.
-    fn begin(&self, begin: &Begin) -> Result<Job, Failure> {
-        let to_cache = |begin: &Begin| match &begin.cache {
+    fn begin(&self, begin: &JobSpec) -> Result<JobReport, Failure> {
+        let to_cache = |begin: &JobSpec| match &begin.cache {
             None => self.ask(begin),
             Some(cache) => {
-                called(cache, |cache| self.ask(&Begin { cache: Some(cache.to_owned()), ..begin.clone() }))
+                called(cache, |cache| self.ask(&JobSpec { cache: Some(cache.to_owned()), ..begin.clone() }))
             }
         };
-        if begin.verb == Verb::Add {
+        if begin.verb == JobKind::Add {
             // It is the new volume's name, not that of an existing one.
             return to_cache(begin);
         }
-        called(&begin.volume, |volume| to_cache(&Begin { volume: volume.to_owned(), ..begin.clone() }))
+        called(&begin.volume, |volume| to_cache(&JobSpec { volume: volume.to_owned(), ..begin.clone() }))
     }
 
-    fn ask(&self, begin: &Begin) -> Result<Job, Failure> {
+    fn ask(&self, begin: &JobSpec) -> Result<JobReport, Failure> {
         let body = client::body(begin)?;
         client::understood(&client::post(&self.socket, "/v1/jobs", &body)?)
     }
 
     /// Waits until the added volume is served.
     fn until_served(&self, name: &str) -> Result<(), Failure> {
-        let (mut told, began) = (Told::default(), Instant::now());
-        let served = self.look_until_served(name, began, &mut told);
-        told.end();
+        let (mut progress, began) = (ProgressLines::default(), Instant::now());
+        let served = self.look_until_served(name, began, &mut progress);
+        progress.end();
         served
     }
 
-    fn look_until_served(&self, name: &str, began: Instant, told: &mut Told) -> Result<(), Failure> {
+    fn look_until_served(
+        &self,
+        name: &str,
+        began: Instant,
+        progress: &mut ProgressLines,
+    ) -> Result<(), Failure> {
         let mut is_seen = false;
         loop {
             let status: Status = client::understood(&client::get(&self.socket, "/v1/status")?)?;
@@ -325,7 +330,7 @@ impl<'a> Watch<'a> {
                 }
                 _ => {
                     is_seen = true;
-                    told.tell_wait(&format!("{name}: not served yet: {reason}"));
+                    progress.tell_wait(&format!("{name}: not served yet: {reason}"));
                     thread::sleep(LOOK);
                 }
             }
@@ -334,18 +339,18 @@ impl<'a> Watch<'a> {
 
     /// Waits until the imported set is served: the cache, then the devices that were imported with
     /// it.
-    fn until_all_served(&self, job: &Job) -> Result<(), Failure> {
-        let mut told = Told::default();
-        let status = self.look_until_open(&job.volume, &mut told);
-        told.end();
-        let is_its = |volume: &&Volume| {
+    fn until_all_served(&self, job: &JobReport) -> Result<(), Failure> {
+        let mut progress = ProgressLines::default();
+        let status = self.look_until_open(&job.volume, &mut progress);
+        progress.end();
+        let is_its = |volume: &&VolumeStatus| {
             volume.backing.as_ref().is_some_and(|backing| job.devices.iter().any(|device| device == backing))
         };
         let volumes = status?.volumes;
         volumes.iter().filter(is_its).try_for_each(|volume| self.until_served(&volume.name))
     }
 
-    fn look_until_open(&self, name: &str, told: &mut Told) -> Result<Status, Failure> {
+    fn look_until_open(&self, name: &str, progress: &mut ProgressLines) -> Result<Status, Failure> {
         loop {
             let status: Status = client::understood(&client::get(&self.socket, "/v1/status")?)?;
             let cache = status.caches.iter().find(|cache| cache.name == name);
@@ -377,7 +382,7 @@ impl<'a> Watch<'a> {
                 }
                 state => {
                     let waits = reason.unwrap_or_else(|| state.to_owned());
-                    told.tell_wait(&format!("{name}: not served yet: {waits}"));
+                    progress.tell_wait(&format!("{name}: not served yet: {waits}"));
                     thread::sleep(LOOK);
                 }
             }
@@ -385,25 +390,25 @@ impl<'a> Watch<'a> {
     }
 
     /// Returns the current state of the job.
-    fn look_again(&self, job: &Job, id: u64) -> Result<Job, Failure> {
+    fn look_again(&self, job: &JobReport, id: u64) -> Result<JobReport, Failure> {
         let now = client::get(&self.socket, &format!("/v1/jobs/{id}"));
         let now = now.map_err(|failure| match failure.kind {
             Kind::NotFound => nobody_knows(id),
             _ => failure,
         })?;
-        let now: Job = client::understood(&now)?;
+        let now: JobReport = client::understood(&now)?;
         let is_it = (now.verb, &now.volume) == (job.verb, &job.volume);
         if is_it { Ok(now) } else { Err(nobody_knows(id)) }
     }
 
     /// Waits for all jobs, and prints their progress meanwhile.
-    fn finish(&self, mut jobs: Vec<Job>) -> Result<Report, Failure> {
-        let is_running = |job: &Job| job.state == State::Running && job.id.is_some();
+    fn finish(&self, mut jobs: Vec<JobReport>) -> Result<Report, Failure> {
+        let is_running = |job: &JobReport| job.state == JobState::Running && job.id.is_some();
         let is_waited_for = !self.flags.no_wait && !self.flags.dry_run;
-        let mut told = Told::default();
+        let mut progress = ProgressLines::default();
         while is_waited_for && jobs.iter().any(is_running) {
             if self.until.is_some_and(|until| Instant::now() >= until) {
-                told.end();
+                progress.end();
                 return Err(time_limit(&jobs));
             }
             thread::sleep(LOOK);
@@ -412,14 +417,14 @@ impl<'a> Watch<'a> {
                 *job = self.look_again(job, id)?;
             }
             if let Some(job) = jobs.iter().find(|job| is_running(job)) {
-                told.tell(job);
+                progress.tell(job);
             }
         }
-        told.end();
-        let failure = jobs.iter().find_map(Job::to_failure);
+        progress.end();
+        let failure = jobs.iter().find_map(JobReport::to_failure);
         let report = match jobs.as_slice() {
             [job] => Report::of(job)?,
-            _ => Report::of(&Jobs { jobs })?,
+            _ => Report::of(&JobList { jobs })?,
         };
         Ok(match failure {
             Some(failure) => report.failing(failure),
@@ -436,8 +441,8 @@ fn nobody_knows(id: u64) -> Failure {
         .next("repeat the command")
 }
 
-fn time_limit(jobs: &[Job]) -> Failure {
-    let running: Vec<_> = jobs.iter().filter(|job| job.state == State::Running).collect();
+fn time_limit(jobs: &[JobReport]) -> Failure {
+    let running: Vec<_> = jobs.iter().filter(|job| job.state == JobState::Running).collect();
     let lines: Vec<_> = running.iter().map(|job| job.progress_text()).collect();
     let can_be = running.iter().filter(|job| job.verb.can_be_cancelled());
     let cancels: Vec<_> = can_be.filter_map(|job| Some(format!("`bcached cancel {}`", job.id?))).collect();
@@ -451,14 +456,14 @@ fn time_limit(jobs: &[Job]) -> Failure {
 /// The progress lines printed so far, on standard error: at intervals, and on a terminal on one
 /// line.
 #[derive(Default)]
-struct Told {
+struct ProgressLines {
     last: Option<Instant>,
     has_line: bool,
     has_hint: bool,
 }
 
-impl Told {
-    fn tell(&mut self, job: &Job) {
+impl ProgressLines {
+    fn tell(&mut self, job: &JobReport) {
         let id = job.id.unwrap_or_default();
         let cancel = match job.verb.can_be_cancelled() {
             true => format!(", `bcached cancel {id}` cancels it"),
@@ -500,7 +505,7 @@ impl Told {
     }
 }
 
-impl Show for Job {
+impl Printable for JobReport {
     const SCHEMA: &'static str = "bcached.job";
 
     fn text(&self) -> String {
@@ -508,13 +513,13 @@ impl Show for Job {
     }
 }
 
-impl Show for Jobs {
+impl Printable for JobList {
     const SCHEMA: &'static str = "bcached.jobs";
 
     fn text(&self) -> String {
         if self.jobs.is_empty() {
             return "no volume has a cache\n".to_owned();
         }
-        self.jobs.iter().map(Job::text).collect()
+        self.jobs.iter().map(JobReport::text).collect()
     }
 }

@@ -2,34 +2,34 @@
 
 use crate::failure::Failure;
 use crate::flags;
-use crate::output::{Report, Show};
+use crate::output::{Printable, Report};
 use bcached_control::client;
-use bcached_control::jobs::Job;
+use bcached_control::jobs::JobReport;
 use bcached_control::sizes::human;
-use bcached_control::status::{Cache, Dirty, Exported, Status, Volume};
+use bcached_control::status::{CacheStatus, DirtyData, ExportStatus, Status, VolumeStatus};
 use serde::Serialize;
 
 /// Asks the daemon and reports.
-pub fn run(flags: &flags::List) -> Result<Report, Failure> {
+pub fn run(flags: &flags::ListArgs) -> Result<Report, Failure> {
     let status: Status = client::understood(&client::get(&flags.control.socket(), "/v1/status")?)?;
-    let caches = status.caches.iter().map(Line::of_cache);
-    let volumes = status.volumes.iter().map(Line::of_volume);
-    let mut entries: Vec<Line> = caches.chain(volumes).collect();
+    let caches = status.caches.iter().map(ListEntry::of_cache);
+    let volumes = status.volumes.iter().map(ListEntry::of_volume);
+    let mut entries: Vec<ListEntry> = caches.chain(volumes).collect();
     for entry in &mut entries {
         let jobs = status.jobs.iter().filter(|job| job.volume == entry.name);
-        let work: Vec<_> = jobs.map(Job::progress_text).collect();
+        let work: Vec<_> = jobs.map(JobReport::progress_text).collect();
         entry.work = (!work.is_empty()).then(|| work.join("; "));
     }
-    Report::of(&List { entries })
+    Report::of(&ListReport { entries })
 }
 
 #[derive(Serialize)]
-struct List {
-    entries: Vec<Line>,
+struct ListReport {
+    entries: Vec<ListEntry>,
 }
 
 #[derive(Serialize)]
-struct Line {
+struct ListEntry {
     /// `cache` or `volume`.
     kind: &'static str,
     name: String,
@@ -37,7 +37,7 @@ struct Line {
     #[serde(skip_serializing_if = "Option::is_none")]
     size_bytes: Option<u64>,
     #[serde(flatten)]
-    dirty: Dirty,
+    dirty: DirtyData,
     #[serde(skip_serializing_if = "Option::is_none")]
     cache_mode: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -51,14 +51,14 @@ struct Line {
     uuid: Option<String>,
     /// The volume's exports.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    exports: Vec<Exported>,
+    exports: Vec<ExportStatus>,
     /// Jobs running on it, their progress, and what blocks them.
     #[serde(skip_serializing_if = "Option::is_none")]
     work: Option<String>,
 }
 
-impl Line {
-    fn of_cache(cache: &Cache) -> Self {
+impl ListEntry {
+    fn of_cache(cache: &CacheStatus) -> Self {
         let counts = cache.counts.as_ref();
         Self {
             kind: "cache",
@@ -76,7 +76,7 @@ impl Line {
         }
     }
 
-    fn of_volume(volume: &Volume) -> Self {
+    fn of_volume(volume: &VolumeStatus) -> Self {
         let facts = volume.facts.as_ref();
         Self {
             kind: "volume",
@@ -96,7 +96,7 @@ impl Line {
 
     /// Returns the volume's exports; block devices by their names.
     fn exported(&self) -> String {
-        let way = |export: &Exported| match (export.device(), &export.place) {
+        let way = |export: &ExportStatus| match (export.device(), &export.place) {
             (Some(device), _) => device,
             (None, Some(_)) => export.way.clone(),
             (None, None) => format!("{} (unavailable)", export.way),
@@ -123,11 +123,11 @@ impl Line {
 }
 
 /// The dirty data of a cache or volume that is not open: unknown.
-fn unknown() -> Dirty {
-    Dirty::of(0, false)
+fn unknown() -> DirtyData {
+    DirtyData::of(0, false)
 }
 
-fn dirty_cell(dirty: &Dirty) -> String {
+fn dirty_cell(dirty: &DirtyData) -> String {
     match (dirty.dirty_bytes, dirty.dirty_bytes_at_least) {
         (Some(all), _) => human(all),
         (None, Some(least)) => format!(">= {}", human(least)),
@@ -135,13 +135,13 @@ fn dirty_cell(dirty: &Dirty) -> String {
     }
 }
 
-impl Show for List {
+impl Printable for ListReport {
     const SCHEMA: &'static str = "bcached.list";
 
     fn text(&self) -> String {
         let head = ["KIND", "NAME", "STATE", "SIZE", "DIRTY", "MODE", "CACHE", "DEVICE", "EXPORT"]
             .map(str::to_owned);
-        let rows: Vec<_> = std::iter::once(head).chain(self.entries.iter().map(Line::cells)).collect();
+        let rows: Vec<_> = std::iter::once(head).chain(self.entries.iter().map(ListEntry::cells)).collect();
         let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
         let widths: Vec<_> = (0..9).map(width).collect();
         let line = |row: &[String; 9]| {

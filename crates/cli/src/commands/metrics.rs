@@ -10,7 +10,7 @@ use bcached_control::atomic_file;
 use bcached_control::client;
 
 /// Asks the daemon, and prints the text or writes it to a file.
-pub fn run(flags: &flags::Metrics, as_json: bool) -> Result<Report, Failure> {
+pub fn run(flags: &flags::MetricsArgs, as_json: bool) -> Result<Report, Failure> {
     let socket = flags.control.socket();
     let Some(file) = &flags.textfile else {
         return json::report(client::get(&socket, "/v1/metrics")?);

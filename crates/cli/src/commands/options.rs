@@ -4,15 +4,15 @@
 use super::called::called;
 use crate::failure::{Failure, Kind};
 use crate::flags;
-use crate::output::{Report, Show};
-use bcached_config::Typed;
+use crate::output::{Printable, Report};
+use bcached_config::TypedValue;
 use bcached_config::options::{Scope, unknown};
 use bcached_control::client;
-use bcached_control::options::{Change, Changed, Options};
+use bcached_control::options::{OptionChange, OptionChangeReport, Options};
 use std::collections::BTreeMap;
 
 /// Shows all options, or the value of one.
-pub fn get(flags: &flags::Get) -> Result<Report, Failure> {
+pub fn get(flags: &flags::GetArgs) -> Result<Report, Failure> {
     let both = [Scope::Volume, Scope::Cache];
     if let Some(name) = &flags.option
         && both.into_iter().all(|scope| scope.find(name).is_none())
@@ -38,36 +38,37 @@ pub fn get(flags: &flags::Get) -> Result<Report, Failure> {
             .why("it is stored on its device, which could not be read yet")
             .next("`bcached status` says why")
     })?;
-    Report::of(&Value { value, options })
+    Report::of(&OptionReport { value, options })
 }
 
 /// Changes options.
-pub fn set(flags: &flags::Set) -> Result<Report, Failure> {
+pub fn set(flags: &flags::SetArgs) -> Result<Report, Failure> {
     let mut set = BTreeMap::new();
     for setting in &flags.settings {
         let (name, value) = setting.split_once('=').ok_or_else(|| {
             Failure::new(Kind::Usage, format!("`{setting}` is not OPTION=VALUE"))
                 .next(format!("`bcached get {} {setting}` shows a value", flags.volume))
         })?;
-        if set.insert(name.to_owned(), Typed(value.to_owned())).is_some() {
+        if set.insert(name.to_owned(), TypedValue(value.to_owned())).is_some() {
             return Err(Failure::new(Kind::Usage, format!("{name} is named twice")).option(name));
         }
     }
-    let change = Change { set, unset: Vec::new(), runtime: flags.runtime, dry_run: flags.dry_run };
+    let change = OptionChange { set, unset: Vec::new(), runtime: flags.runtime, dry_run: flags.dry_run };
     ask(&flags.volume, &flags.control, &change)
 }
 
 /// Removes options stored by `set`.
-pub fn unset(flags: &flags::Unset) -> Result<Report, Failure> {
-    let change = Change { unset: flags.options.clone(), dry_run: flags.dry_run, ..Change::default() };
+pub fn unset(flags: &flags::UnsetArgs) -> Result<Report, Failure> {
+    let change =
+        OptionChange { unset: flags.options.clone(), dry_run: flags.dry_run, ..OptionChange::default() };
     ask(&flags.volume, &flags.control, &change)
 }
 
-fn ask(volume: &str, control: &flags::Control, change: &Change) -> Result<Report, Failure> {
+fn ask(volume: &str, control: &flags::ControlArgs, change: &OptionChange) -> Result<Report, Failure> {
     let socket = control.socket();
     let body = client::body(change)?;
     let (_, answer) = of_either(volume, |resource| client::patch(&socket, resource, &body))?;
-    let changed: Changed = client::understood(&answer)?;
+    let changed: OptionChangeReport = client::understood(&answer)?;
     Ok(Report::of(&changed)?.warning(changed.notes.clone()))
 }
 
@@ -99,14 +100,14 @@ fn nobody(no_volume: Failure, no_cache: &Failure) -> Failure {
 
 /// One option. The text form shows only its value.
 #[derive(serde::Serialize)]
-struct Value {
+struct OptionReport {
     #[serde(skip)]
     value: String,
     #[serde(flatten)]
     options: Options,
 }
 
-impl Show for Value {
+impl Printable for OptionReport {
     const SCHEMA: &'static str = Options::SCHEMA;
 
     fn text(&self) -> String {
@@ -114,7 +115,7 @@ impl Show for Value {
     }
 }
 
-impl Show for Options {
+impl Printable for Options {
     const SCHEMA: &'static str = "bcached.options";
 
     fn text(&self) -> String {
@@ -122,7 +123,7 @@ impl Show for Options {
     }
 }
 
-impl Show for Changed {
+impl Printable for OptionChangeReport {
     const SCHEMA: &'static str = "bcached.change";
 
     fn text(&self) -> String {

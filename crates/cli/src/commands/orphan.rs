@@ -3,27 +3,27 @@
 
 use crate::failure::{Failure, Kind};
 use crate::flags;
-use crate::output::{Report, Show};
-use bcached_front_ublk::{DeviceError, Orphan};
-use bcached_uring::Identity;
+use crate::output::{Printable, Report};
+use bcached_front_ublk::{DeviceError, OrphanDevice};
+use bcached_uring::DeviceIdentity;
 use rustix::io::Errno;
 use serde::Serialize;
 use std::path::Path;
 
 /// The result.
 #[derive(Serialize)]
-struct Removed {
+struct RemovedDevice {
     device: String,
     /// The device would have been removed, but nothing was done.
     dry_run: bool,
 }
 
 /// Removes the device that `flags` name; `None` if it is no such device.
-pub fn remove(flags: &flags::Remove) -> Option<Result<Report, Failure>> {
+pub fn remove(flags: &flags::RemoveArgs) -> Option<Result<Report, Failure>> {
     if !flags.volume.starts_with("/dev/") {
         return None;
     }
-    match Orphan::at(Path::new(&flags.volume)) {
+    match OrphanDevice::at(Path::new(&flags.volume)) {
         Ok(orphan) => orphan.map(|orphan| taken_away(orphan, flags)),
         // Without the driver there are no such devices.
         Err(DeviceError::Control(error))
@@ -35,10 +35,10 @@ pub fn remove(flags: &flags::Remove) -> Option<Result<Report, Failure>> {
     }
 }
 
-fn taken_away(orphan: Orphan, flags: &flags::Remove) -> Result<Report, Failure> {
+fn taken_away(orphan: OrphanDevice, flags: &flags::RemoveArgs) -> Result<Report, Failure> {
     let path = orphan.path();
     let device = path.display().to_string();
-    let users: Vec<_> = Identity::of(&path).map_or_else(Vec::new, Identity::users);
+    let users: Vec<_> = DeviceIdentity::of(&path).map_or_else(Vec::new, DeviceIdentity::users);
     if !users.is_empty() && !flags.in_use {
         let users: Vec<_> = users.iter().map(ToString::to_string).collect();
         let what = format!("{device} is in use by {}", users.join(", "));
@@ -51,7 +51,7 @@ fn taken_away(orphan: Orphan, flags: &flags::Remove) -> Result<Report, Failure> 
     if !flags.watch.dry_run {
         orphan.remove().map_err(|error| failure(&device, &error))?;
     }
-    Report::of(&Removed { device, dry_run: flags.watch.dry_run })
+    Report::of(&RemovedDevice { device, dry_run: flags.watch.dry_run })
 }
 
 fn failure(device: &str, error: &DeviceError) -> Failure {
@@ -63,7 +63,7 @@ fn failure(device: &str, error: &DeviceError) -> Failure {
     Failure::new(kind, format!("cannot remove {device}")).why(error.to_string())
 }
 
-impl Show for Removed {
+impl Printable for RemovedDevice {
     const SCHEMA: &'static str = "bcached.removed-device";
 
     fn text(&self) -> String {

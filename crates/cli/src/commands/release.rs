@@ -5,17 +5,17 @@ use super::jobs;
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::Report;
-use bcached_offline::kernel::Kernel;
+use bcached_offline::kernel::KernelBcache;
 
 /// Releases a set.
-pub fn run(flags: &flags::Release) -> Result<Report, Failure> {
+pub fn run(flags: &flags::ReleaseArgs) -> Result<Report, Failure> {
     if flags.register && flags.watch.no_wait {
         return Err(Failure::new(Kind::Usage, "--register and --no-wait exclude each other")
             .why("the devices are given to the kernel after the set is released")
             .next("leave one of them out")
             .option("--register"));
     }
-    let kernel = Kernel::of_this_machine();
+    let kernel = KernelBcache::of_this_machine();
     if flags.register {
         // Checked before anything is done.
         kernel.check_registers()?;

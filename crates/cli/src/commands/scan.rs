@@ -4,9 +4,9 @@
 use crate::device::{self, Access, Device};
 use crate::failure::{Failure, Kind};
 use crate::flags;
-use crate::output::{Report, Show};
+use crate::output::{Printable, Report};
 use crate::signatures;
-use crate::superblock::{self, Found, state_name};
+use crate::superblock::{self, SuperblockProbe, state_name};
 use bcached_control::sizes::human;
 use bcached_format::{BackingState, Superblock, Uuid};
 use bcached_offline::devices::block_devices;
@@ -19,29 +19,29 @@ use std::path::{Path, PathBuf};
 
 /// The result of a scan.
 #[derive(Serialize, Default)]
-pub struct Scanned {
+pub struct ScanReport {
     /// The sets, sorted by UUID.
-    pub sets: Vec<Set>,
+    pub sets: Vec<ScannedSet>,
     /// Backing devices that belong to no set.
-    pub without_set: Vec<Member>,
+    pub without_set: Vec<ScannedDevice>,
     /// Devices with bcache's magic that cannot be used.
-    pub unfit: Vec<Unfit>,
+    pub unfit: Vec<UnusableDevice>,
     /// Block devices that this user may not read.
     pub not_readable: Vec<String>,
 }
 
 /// The devices of a set.
 #[derive(Serialize)]
-pub struct Set {
+pub struct ScannedSet {
     pub set_uuid: String,
     /// More than one: a device and its copies.
-    pub caches: Vec<Member>,
-    pub backings: Vec<Member>,
+    pub caches: Vec<ScannedDevice>,
+    pub backings: Vec<ScannedDevice>,
 }
 
 /// A device with a usable superblock.
 #[derive(Clone, Serialize)]
-pub struct Member {
+pub struct ScannedDevice {
     pub device: String,
     pub uuid: String,
     pub label: String,
@@ -63,22 +63,22 @@ pub struct Member {
 }
 
 #[derive(Serialize)]
-pub struct Unfit {
+pub struct UnusableDevice {
     pub device: String,
     pub reason: String,
 }
 
 /// Scans and reports.
-pub fn run(flags: &flags::Scan) -> Result<Report, Failure> {
+pub fn run(flags: &flags::ScanArgs) -> Result<Report, Failure> {
     let (scanned, failures) = scan(&flags.devices);
     Ok(failures.into_iter().fold(Report::of(&scanned)?, Report::failing))
 }
 
 /// Scans `named`, or every block device if it is empty. Also returns a failure for each named
 /// device that is no bcache device.
-pub fn scan(named: &[PathBuf]) -> (Scanned, Vec<Failure>) {
-    let (mut scanned, mut failures) = (Scanned::default(), Vec::new());
-    let mut sets: BTreeMap<[u8; 16], Set> = BTreeMap::new();
+pub fn scan(named: &[PathBuf]) -> (ScanReport, Vec<Failure>) {
+    let (mut scanned, mut failures) = (ScanReport::default(), Vec::new());
+    let mut sets: BTreeMap<[u8; 16], ScannedSet> = BTreeMap::new();
     let mut seen = BTreeSet::new();
     let lost = LostSets::look_with(named, None).unwrap_or_default();
     let all = if named.is_empty() { block_devices() } else { named.to_vec() };
@@ -90,24 +90,24 @@ pub fn scan(named: &[PathBuf]) -> (Scanned, Vec<Failure>) {
         match found {
             // A device can have several names.
             Ok((device, _)) if !seen.insert(device.identity()) => {}
-            Ok((device, Found::Sound(found))) => sort_in(&mut scanned, &mut sets, &device, &found),
-            Ok((device, Found::Unfit(error))) => scanned.unfit.push(Unfit {
+            Ok((device, SuperblockProbe::Valid(found))) => sort_in(&mut scanned, &mut sets, &device, &found),
+            Ok((device, SuperblockProbe::Invalid(error))) => scanned.unfit.push(UnusableDevice {
                 device: device.path().display().to_string(),
                 reason: match lost.claim(&device) {
                     Ok(Some(claim)) => claim.refusal(error.to_string(), device.path()).to_string(),
                     _ => error.to_string(),
                 },
             }),
-            Ok((device, Found::Nothing)) if !named.is_empty() => {
+            Ok((device, SuperblockProbe::Absent)) if !named.is_empty() => {
                 failures.push(no_superblock(&device, &lost).unwrap_or_else(|failure| failure));
             }
             // Of devices that were not named, only a possible cache of a missing set is of
             // interest.
-            Ok((device, Found::Nothing)) => {
+            Ok((device, SuperblockProbe::Absent)) => {
                 let what = "it has no bcache superblock".to_owned();
                 let reason =
                     lost.claim(&device).ok().flatten().map(|claim| claim.refusal(what, device.path()));
-                scanned.unfit.extend(reason.map(|reason| Unfit {
+                scanned.unfit.extend(reason.map(|reason| UnusableDevice {
                     device: device.path().display().to_string(),
                     reason: reason.to_string(),
                 }));
@@ -138,14 +138,14 @@ fn no_superblock(device: &Device, lost: &LostSets) -> Result<Failure, Failure> {
 }
 
 fn sort_in(
-    scanned: &mut Scanned,
-    sets: &mut BTreeMap<[u8; 16], Set>,
+    scanned: &mut ScanReport,
+    sets: &mut BTreeMap<[u8; 16], ScannedSet>,
     device: &Device,
     superblock: &Superblock,
 ) {
     let path = device.path();
     let size_bytes = device::length(device);
-    let plain = |uuid: Uuid, label: String, block_sectors: u64| Member {
+    let plain = |uuid: Uuid, label: String, block_sectors: u64| ScannedDevice {
         device: path.display().to_string(),
         uuid: uuid.to_string(),
         label,
@@ -161,18 +161,18 @@ fn sort_in(
         Superblock::Cache(cache) => {
             let bucket_bytes = Some(cache.bucket_sectors() * 512);
             let member = plain(cache.uuid(), cache.label().to_string(), cache.block_sectors());
-            of_set(sets, cache.set_uuid()).caches.push(Member { bucket_bytes, ..member });
+            of_set(sets, cache.set_uuid()).caches.push(ScannedDevice { bucket_bytes, ..member });
         }
         Superblock::Backing(backing) => {
             let member = plain(backing.uuid(), backing.label().to_string(), backing.block_sectors());
-            let member = Member {
+            let member = ScannedDevice {
                 state: Some(state_name(backing.state()).to_owned()),
                 cache_mode: Some(backing.cache_mode().name().to_owned()),
                 ..member
             };
             if backing.state() == BackingState::None {
                 let made_for = Some(backing.set_uuid()).filter(|uuid| !uuid.is_nil());
-                scanned.without_set.push(Member { made_for, ..member });
+                scanned.without_set.push(ScannedDevice { made_for, ..member });
             } else {
                 of_set(sets, backing.set_uuid()).backings.push(member);
             }
@@ -180,8 +180,8 @@ fn sort_in(
     }
 }
 
-fn of_set(sets: &mut BTreeMap<[u8; 16], Set>, uuid: Uuid) -> &mut Set {
-    let new = || Set { set_uuid: uuid.to_string(), caches: Vec::new(), backings: Vec::new() };
+fn of_set(sets: &mut BTreeMap<[u8; 16], ScannedSet>, uuid: Uuid) -> &mut ScannedSet {
+    let new = || ScannedSet { set_uuid: uuid.to_string(), caches: Vec::new(), backings: Vec::new() };
     sets.entry(uuid.0).or_insert_with(new)
 }
 
@@ -191,7 +191,7 @@ fn is_in_kernel(path: &Path) -> bool {
     real.starts_with("/dev") && name.is_some_and(|folder| folder.exists())
 }
 
-impl Member {
+impl ScannedDevice {
     fn line(&self, role: &str) -> String {
         let label = if self.label.is_empty() { String::new() } else { format!(" \"{}\"", self.label) };
         let mut line = format!("  {role}  {}  {}{label}  {}", self.device, self.uuid, human(self.size_bytes));
@@ -208,13 +208,13 @@ impl Member {
     }
 }
 
-impl Show for Scanned {
+impl Printable for ScanReport {
     const SCHEMA: &'static str = "bcached.scan";
 
     fn text(&self) -> String {
         let mut text = String::new();
         for set in &self.sets {
-            let missing = match (set.caches.as_slice(), set.backings.iter().any(Member::is_dirty)) {
+            let missing = match (set.caches.as_slice(), set.backings.iter().any(ScannedDevice::is_dirty)) {
                 ([], true) => {
                     ": its cache is missing, and has the newest data: do not format a device that may be that cache"
                 }
@@ -244,7 +244,7 @@ impl Show for Scanned {
     }
 }
 
-impl Member {
+impl ScannedDevice {
     fn is_dirty(&self) -> bool {
         self.state.as_deref() == Some("dirty")
     }

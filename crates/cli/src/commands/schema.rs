@@ -6,7 +6,7 @@
 
 use crate::failure::{Failure, Kind};
 use crate::flags;
-use crate::output::{Report, Show};
+use crate::output::{Printable, Report};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -17,14 +17,14 @@ use serde_json::{Map, Value, json};
 const LISTED: &str = concat!(include_str!("../schemas/offline.txt"), include_str!("../schemas/daemon.txt"));
 
 /// One output.
-struct Listed {
+struct OutputFields {
     name: &'static str,
     version: u64,
     of: &'static str,
-    fields: Vec<Field>,
+    fields: Vec<OutputField>,
 }
 
-struct Field {
+struct OutputField {
     path: String,
     types: Vec<&'static str>,
 }
@@ -32,13 +32,13 @@ struct Field {
 /// The fields that every output begins with.
 const ENVELOPE: &[&str] = &["schema", "schema_version", "bcached"];
 
-fn listed() -> Vec<Listed> {
-    let mut all: Vec<Listed> = Vec::new();
+fn listed() -> Vec<OutputFields> {
+    let mut all: Vec<OutputFields> = Vec::new();
     let mut references: Vec<(usize, &str, &str)> = Vec::new();
     for line in LISTED.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
         if let Some((head, of)) = line.strip_prefix('[').and_then(|line| line.split_once("] ")) {
             let (name, version) = head.rsplit_once(' ').unwrap_or((head, "1"));
-            all.push(Listed { name, version: version.parse().unwrap_or(1), of, fields: Vec::new() });
+            all.push(OutputFields { name, version: version.parse().unwrap_or(1), of, fields: Vec::new() });
             continue;
         }
         let Some((path, types)) = line.split_once(' ') else { continue };
@@ -47,12 +47,12 @@ fn listed() -> Vec<Listed> {
             references.push((place, path, reference));
         } else if let Some(last) = all.last_mut() {
             let types = types.trim_end_matches(" !").split('|').collect();
-            last.fields.push(Field { path: path.to_owned(), types });
+            last.fields.push(OutputField { path: path.to_owned(), types });
         }
     }
     for (place, path, reference) in references {
         let Some((name, within)) = reference.split_once(':') else { continue };
-        let there: Vec<Field> = all
+        let there: Vec<OutputField> = all
             .iter()
             .filter(|one| one.name == name)
             .flat_map(|one| &one.fields)
@@ -63,7 +63,7 @@ fn listed() -> Vec<Listed> {
     all
 }
 
-impl Field {
+impl OutputField {
     /// Returns the field moved to `path`, if it lies within `within`. The whole of an output is at
     /// the empty path.
     fn moved(&self, within: &str, path: &str) -> Option<Self> {
@@ -76,23 +76,24 @@ impl Field {
 }
 
 /// Lists the schemas, or prints one.
-pub fn run(flags: &flags::Schema) -> Result<Report, Failure> {
+pub fn run(flags: &flags::SchemaArgs) -> Result<Report, Failure> {
     let all = listed();
     let Some(typed) = &flags.name else {
-        let line = |one: &Listed| Line { name: one.name, schema_version: one.version, of: one.of };
-        return Report::of(&Lines { schemas: all.iter().map(line).collect() });
+        let line =
+            |one: &OutputFields| SchemaEntry { name: one.name, schema_version: one.version, of: one.of };
+        return Report::of(&SchemaList { schemas: all.iter().map(line).collect() });
     };
     let wanted = all.iter().find(|one| one.name == typed || one.name.strip_prefix("bcached.") == Some(typed));
     let wanted = wanted.ok_or_else(|| {
         Failure::new(Kind::UnknownName, format!("there is no schema `{typed}`"))
             .next("`bcached schema` lists them")
     })?;
-    Report::of(&Schema(wanted.to_json_schema()))
+    Report::of(&JsonSchema(wanted.to_json_schema()))
 }
 
-impl Listed {
+impl OutputFields {
     fn to_json_schema(&self) -> Value {
-        let mut root = Node::default();
+        let mut root = SchemaNode::default();
         for field in &self.fields {
             root.add(&field.path, &field.types);
         }
@@ -109,13 +110,13 @@ impl Listed {
 /// A value and its fields. Fields may be added within a schema's version, so an output may hold
 /// others as well.
 #[derive(Default)]
-struct Node {
+struct SchemaNode {
     types: Vec<String>,
-    keys: Vec<(String, bool, Node)>,
-    element: Option<Box<Node>>,
+    keys: Vec<(String, bool, SchemaNode)>,
+    element: Option<Box<SchemaNode>>,
 }
 
-impl Node {
+impl SchemaNode {
     fn add(&mut self, path: &str, types: &[&str]) {
         let (key, rest) = path.split_once('.').unwrap_or((path, ""));
         let (key, is_array) = key.strip_suffix("[]").map_or((key, false), |key| (key, true));
@@ -168,9 +169,9 @@ impl Node {
 
 /// One schema, which is JSON in both forms.
 #[derive(Serialize)]
-struct Schema(Value);
+struct JsonSchema(Value);
 
-impl Show for Schema {
+impl Printable for JsonSchema {
     const SCHEMA: &'static str = "bcached.schema";
 
     fn text(&self) -> String {
@@ -179,22 +180,22 @@ impl Show for Schema {
 }
 
 #[derive(Serialize)]
-struct Lines {
-    schemas: Vec<Line>,
+struct SchemaList {
+    schemas: Vec<SchemaEntry>,
 }
 
 #[derive(Serialize)]
-struct Line {
+struct SchemaEntry {
     name: &'static str,
     schema_version: u64,
     of: &'static str,
 }
 
-impl Show for Lines {
+impl Printable for SchemaList {
     const SCHEMA: &'static str = "bcached.schemas";
 
     fn text(&self) -> String {
-        let line = |one: &Line| format!("{} {}: {}\n", one.name, one.schema_version, one.of);
+        let line = |one: &SchemaEntry| format!("{} {}: {}\n", one.name, one.schema_version, one.of);
         self.schemas.iter().map(line).collect()
     }
 }

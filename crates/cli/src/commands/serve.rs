@@ -2,12 +2,12 @@
 
 use super::called::device;
 use crate::failure::Failure;
-use crate::flags::Serve;
+use crate::flags::ServeArgs;
 use crate::output::Report;
 use bcached_config::CommandLine;
 
 /// Serves until a signal ends the daemon.
-pub fn run(flags: Serve) -> Result<Report, Failure> {
+pub fn run(flags: ServeArgs) -> Result<Report, Failure> {
     let control = flags.control.named();
     // Absolute paths, so that clients find them from any working directory.
     let devices = |typed: Vec<String>| typed.iter().map(|typed| device(typed)).collect();

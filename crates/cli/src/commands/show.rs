@@ -8,8 +8,8 @@
 use crate::device::{self, Access};
 use crate::failure::{Failure, Kind};
 use crate::flags;
-use crate::output::{Report, Show};
-use crate::superblock::Fields;
+use crate::output::{Printable, Report};
+use crate::superblock::RawFields;
 use bcached_format::checksum::checksum;
 use bcached_format::superblock::{MAGIC, MAX_JOURNAL_BUCKETS, SUPERBLOCK_END_SECTOR};
 use bcached_format::units::bytes_of;
@@ -20,7 +20,7 @@ use std::path::Path;
 
 /// The content of a superblock's place. A field is absent if reading stopped before it.
 #[derive(Serialize, Default)]
-struct Shown {
+struct SuperblockReport {
     device: String,
     magic_matches: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -30,7 +30,7 @@ struct Shown {
     #[serde(skip_serializing_if = "Option::is_none")]
     version: Option<u64>,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
-    body: Option<Body>,
+    body: Option<SuperblockFields>,
 }
 
 #[derive(Serialize)]
@@ -44,7 +44,7 @@ struct Checksum {
 
 /// The fields of a superblock of known version.
 #[derive(Serialize)]
-struct Body {
+struct SuperblockFields {
     label: String,
     #[serde(skip)]
     label_escaped: String,
@@ -52,19 +52,19 @@ struct Body {
     block_bytes: u64,
     bucket_bytes: u64,
     #[serde(flatten)]
-    role: Role,
+    role: RoleFields,
     set_uuid: String,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Role {
-    Cache(Cache),
-    Backing(Backing),
+enum RoleFields {
+    Cache(CacheFields),
+    Backing(BackingFields),
 }
 
 #[derive(Serialize)]
-struct Cache {
+struct CacheFields {
     first_sector: u64,
     cache_bytes: u64,
     total_bytes: u64,
@@ -72,22 +72,22 @@ struct Cache {
     discard: bool,
     position: u64,
     #[serde(serialize_with = "as_word")]
-    replacement: Numbered,
+    replacement: NamedValue,
 }
 
 #[derive(Serialize)]
-struct Backing {
+struct BackingFields {
     data_offset_bytes: u64,
     #[serde(serialize_with = "as_word")]
-    cache_mode: Numbered,
+    cache_mode: NamedValue,
     #[serde(serialize_with = "as_word")]
-    state: Numbered,
+    state: NamedValue,
 }
 
 /// A number, with the word of `bcache-super-show` for it, if it has one.
-struct Numbered(u64, Option<&'static str>);
+struct NamedValue(u64, Option<&'static str>);
 
-fn as_word<S: serde::Serializer>(value: &Numbered, serializer: S) -> Result<S::Ok, S::Error> {
+fn as_word<S: serde::Serializer>(value: &NamedValue, serializer: S) -> Result<S::Ok, S::Error> {
     match value.1 {
         Some(word) => serializer.serialize_str(word),
         None => serializer.serialize_u64(value.0),
@@ -100,13 +100,13 @@ fn as_hexadecimal<S: serde::Serializer>(value: &u64, serializer: S) -> Result<S:
 }
 
 /// Reads and describes the superblock.
-pub fn run(flags: &flags::Show) -> Result<Report, Failure> {
+pub fn run(flags: &flags::ShowArgs) -> Result<Report, Failure> {
     let device = device::open(&flags.device, Access::Look)?;
     let bytes = device::read(&device, bytes_of(SUPERBLOCK_SECTOR), SUPERBLOCK_BYTES)?;
     let Ok(bytes) = <&[u8; SUPERBLOCK_BYTES]>::try_from(bytes.as_slice()) else {
         return Err(not_bcache(&flags.device, "it is too short for a superblock"));
     };
-    let (shown, failure) = describe(&flags.device, &Fields::of(bytes), bytes, flags.ignore_checksum);
+    let (shown, failure) = describe(&flags.device, &RawFields::of(bytes), bytes, flags.ignore_checksum);
     let report = Report::of(&shown)?;
     Ok(match failure {
         Some(failure) => report.failing(failure),
@@ -121,11 +121,11 @@ fn not_bcache(path: &Path, why: &str) -> Failure {
 /// Describes as much as possible, and returns what stopped it.
 fn describe(
     path: &Path,
-    fields: &Fields<'_>,
+    fields: &RawFields<'_>,
     bytes: &[u8; SUPERBLOCK_BYTES],
     ignore_checksum: bool,
-) -> (Shown, Option<Failure>) {
-    let mut shown = Shown { device: path.display().to_string(), ..Shown::default() };
+) -> (SuperblockReport, Option<Failure>) {
+    let mut shown = SuperblockReport { device: path.display().to_string(), ..SuperblockReport::default() };
     let damaged = |why: &str| {
         Failure::new(Kind::Damaged, format!("the superblock of {} is damaged", path.display())).why(why)
     };
@@ -169,7 +169,7 @@ fn describe(
     (shown, unknown)
 }
 
-fn body(version: u64, fields: &Fields<'_>) -> Option<Body> {
+fn body(version: u64, fields: &RawFields<'_>) -> Option<SuperblockFields> {
     let bucket_sectors = bucket_sectors(version, fields);
     let flags = fields.number("flags");
     let role = match version {
@@ -177,7 +177,7 @@ fn body(version: u64, fields: &Fields<'_>) -> Option<Body> {
             let buckets = fields.number("nbuckets / data_offset");
             let first = fields.number("first_bucket");
             let policy = flags >> 2 & 7;
-            Role::Cache(Cache {
+            RoleFields::Cache(CacheFields {
                 first_sector: bucket_sectors.wrapping_mul(first),
                 cache_bytes: bucket_sectors.wrapping_mul(buckets.wrapping_sub(first)).wrapping_mul(512),
                 total_bytes: bucket_sectors.wrapping_mul(buckets).wrapping_mul(512),
@@ -190,7 +190,7 @@ fn body(version: u64, fields: &Fields<'_>) -> Option<Body> {
         1 | 4 | 6 => {
             let fixed = version == 1;
             let first = if fixed { SUPERBLOCK_END_SECTOR } else { fields.number("nbuckets / data_offset") };
-            Role::Backing(Backing {
+            RoleFields::Backing(BackingFields {
                 data_offset_bytes: first.wrapping_mul(512),
                 cache_mode: named(flags & 15, &["writethrough", "writeback", "writearound", "no caching"]),
                 state: named(flags >> 61 & 3, &["detached", "clean", "dirty", "inconsistent"]),
@@ -200,7 +200,7 @@ fn body(version: u64, fields: &Fields<'_>) -> Option<Body> {
     };
     let label = fields.bytes("label");
     let label = &label[..label.iter().position(|byte| *byte == 0).unwrap_or(label.len())];
-    Some(Body {
+    Some(SuperblockFields {
         label: String::from_utf8_lossy(label).into_owned(),
         label_escaped: escaped(label),
         uuid: uuid(fields.bytes("uuid")),
@@ -213,7 +213,7 @@ fn body(version: u64, fields: &Fields<'_>) -> Option<Body> {
 
 /// Returns the bucket size in sectors. With feature words the field may be a logarithm, or have its
 /// upper half elsewhere.
-fn bucket_sectors(version: u64, fields: &Fields<'_>) -> u64 {
+fn bucket_sectors(version: u64, fields: &RawFields<'_>) -> u64 {
     let low = fields.number("bucket_size");
     let incompat = if version == 5 { fields.number("feature_incompat") } else { 0 };
     if incompat & 2 != 0 {
@@ -225,8 +225,8 @@ fn bucket_sectors(version: u64, fields: &Fields<'_>) -> u64 {
     }
 }
 
-fn named(value: u64, names: &[&'static str]) -> Numbered {
-    Numbered(value, usize::try_from(value).ok().and_then(|index| names.get(index).copied()))
+fn named(value: u64, names: &[&'static str]) -> NamedValue {
+    NamedValue(value, usize::try_from(value).ok().and_then(|index| names.get(index).copied()))
 }
 
 /// Escapes a label: letters, digits and `.-_` are kept, other bytes become `%` and their
@@ -247,7 +247,7 @@ fn uuid(bytes: &[u8]) -> String {
     Uuid(bytes.try_into().expect("a uuid's field has 16 bytes")).to_string()
 }
 
-impl Show for Shown {
+impl Printable for SuperblockReport {
     const SCHEMA: &'static str = "bcached.show";
 
     fn text(&self) -> String {
@@ -258,7 +258,7 @@ impl Show for Shown {
     }
 }
 
-impl Shown {
+impl SuperblockReport {
     fn write(&self, text: &mut String) -> std::fmt::Result {
         writeln!(text, "sb.magic\t\t{}", if self.magic_matches { "ok" } else { "bad magic" })?;
         let Some(sector) = self.first_sector else { return Ok(()) };
@@ -272,8 +272,8 @@ impl Shown {
         }
         let Some(version) = self.version else { return Ok(()) };
         let kind = match &self.body {
-            Some(Body { role: Role::Cache(_), .. }) => "cache device",
-            Some(Body { role: Role::Backing(_), .. }) => "backing device",
+            Some(SuperblockFields { role: RoleFields::Cache(_), .. }) => "cache device",
+            Some(SuperblockFields { role: RoleFields::Backing(_), .. }) => "backing device",
             None => "unknown",
         };
         writeln!(text, "sb.version\t\t{version} [{kind}]")?;
@@ -281,13 +281,13 @@ impl Shown {
     }
 }
 
-impl Body {
+impl SuperblockFields {
     fn write(&self, text: &mut String) -> std::fmt::Result {
         writeln!(text, "\ndev.label\t\t{}\ndev.uuid\t\t{}", self.label_escaped, self.uuid)?;
         writeln!(text, "dev.sectors_per_block\t{}", self.block_bytes / 512)?;
         writeln!(text, "dev.sectors_per_bucket\t{}", self.bucket_bytes / 512)?;
         match &self.role {
-            Role::Cache(cache) => {
+            RoleFields::Cache(cache) => {
                 let word = |yes| if yes { "yes" } else { "no" };
                 writeln!(text, "dev.cache.first_sector\t{}", cache.first_sector)?;
                 writeln!(text, "dev.cache.cache_sectors\t{}", cache.cache_bytes / 512)?;
@@ -297,7 +297,7 @@ impl Body {
                 writeln!(text, "dev.cache.pos\t\t{}", cache.position)?;
                 writeln!(text, "dev.cache.replacement\t{}", cache.replacement)?;
             }
-            Role::Backing(backing) => {
+            RoleFields::Backing(backing) => {
                 writeln!(text, "dev.data.first_sector\t{}", backing.data_offset_bytes / 512)?;
                 writeln!(text, "dev.data.cache_mode\t{}", backing.cache_mode)?;
                 writeln!(text, "dev.data.cache_state\t{}", backing.state)?;
@@ -307,7 +307,7 @@ impl Body {
     }
 }
 
-impl std::fmt::Display for Numbered {
+impl std::fmt::Display for NamedValue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.1 {
             Some(word) => write!(f, "{} [{word}]", self.0),

@@ -4,13 +4,13 @@
 use super::called::called;
 use crate::failure::Failure;
 use crate::flags;
-use crate::output::{Report, Show};
+use crate::output::{Printable, Report};
 use bcached_control::client;
 use bcached_control::names::refusal;
 use bcached_control::status::Status;
 
 /// Asks the daemon and reports.
-pub fn run(flags: &flags::Status) -> Result<Report, Failure> {
+pub fn run(flags: &flags::StatusArgs) -> Result<Report, Failure> {
     let path = if flags.full { "/v1/status?full=true" } else { "/v1/status" };
     let status: Status = client::understood(&client::get(&flags.control.socket(), path)?)?;
     let status = match &flags.name {
@@ -29,7 +29,7 @@ pub fn run(flags: &flags::Status) -> Result<Report, Failure> {
     Ok(if status.is_healthy() { report } else { report.answering_no() })
 }
 
-impl Show for Status {
+impl Printable for Status {
     const SCHEMA: &'static str = "bcached.status";
 
     fn text(&self) -> String {

@@ -4,10 +4,10 @@
 use super::jobs;
 use crate::failure::{Failure, Kind};
 use crate::flags;
-use crate::output::{Report, Show};
+use crate::output::{Printable, Report};
 use bcached_control::client;
 use bcached_control::status::Status;
-use bcached_control::stop::{Stop, Stopping};
+use bcached_control::stop::{StopReport, StopRequest};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, pidfd_open};
 use std::io::{self, Write as _};
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Stops the daemon or a volume.
-pub fn run(flags: &flags::Stop) -> Result<Report, Failure> {
+pub fn run(flags: &flags::StopArgs) -> Result<Report, Failure> {
     let watch = &flags.watch;
     if let Some(volume) = &flags.volume {
         return jobs::stop(volume, watch);
@@ -29,7 +29,7 @@ pub fn run(flags: &flags::Stop) -> Result<Report, Failure> {
     let limit = limit.map_err(|why| Failure::new(Kind::Usage, why).option("--timeout"))?;
     let until = limit.and_then(|limit| Instant::now().checked_add(limit));
     let socket = watch.control.socket();
-    let mut stopping = match ask(&socket, Stop { dry_run: watch.dry_run }) {
+    let mut stopping = match ask(&socket, StopRequest { dry_run: watch.dry_run }) {
         Ok(stopping) => stopping,
         Err(failure) if failure.kind == Kind::NoDaemon => return already(&failure),
         Err(failure) => return Err(failure),
@@ -72,7 +72,7 @@ pub fn run(flags: &flags::Stop) -> Result<Report, Failure> {
     })
 }
 
-fn ask(socket: &Path, stop: Stop) -> Result<Stopping, Failure> {
+fn ask(socket: &Path, stop: StopRequest) -> Result<StopReport, Failure> {
     let body = client::body(&stop)?;
     client::understood(&client::post(socket, "/v1/stop", &body)?)
 }
@@ -80,7 +80,7 @@ fn ask(socket: &Path, stop: Stop) -> Result<Stopping, Failure> {
 /// Reports that no daemon is running, which is the desired state. Names the socket, since it may be
 /// the wrong one.
 fn already(failure: &Failure) -> Result<Report, Failure> {
-    let nobody = Stopping {
+    let nobody = StopReport {
         pid: None,
         dry_run: false,
         already: true,
@@ -98,7 +98,7 @@ fn is_over(until: Option<Instant>) -> bool {
     until.is_some_and(|until| Instant::now() >= until)
 }
 
-fn check_time(until: Option<Instant>, stopping: &Stopping) -> Result<(), Failure> {
+fn check_time(until: Option<Instant>, stopping: &StopReport) -> Result<(), Failure> {
     if !is_over(until) {
         return Ok(());
     }
@@ -135,7 +135,7 @@ fn is_there(socket: &Path, pid: Option<u32>) -> bool {
     }
 }
 
-impl Show for Stopping {
+impl Printable for StopReport {
     const SCHEMA: &'static str = "bcached.stop";
 
     fn text(&self) -> String {

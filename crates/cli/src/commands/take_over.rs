@@ -3,9 +3,9 @@
 
 use crate::failure::{Failure, Kind};
 use crate::flags;
-use crate::output::{Report, Show};
+use crate::output::{Printable, Report};
 use bcached_control::client;
-use bcached_control::take_over::{Progress, TakeOver, TakingOver};
+use bcached_control::take_over::{TakeOverPhase, TakeOverReport, TakeOverRequest};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,16 +19,16 @@ const PAUSE: Duration = Duration::from_millis(20);
 const NOBODY_LIMIT: Duration = Duration::from_secs(5);
 
 /// Starts the hand-over, waits for it, and reports its outcome.
-pub fn run(flags: &flags::TakeOver) -> Result<Report, Failure> {
+pub fn run(flags: &flags::TakeOverArgs) -> Result<Report, Failure> {
     let limit = flags.timeout.as_deref().map(bcached_config::time).transpose();
     let limit = limit.map_err(|why| Failure::new(Kind::Usage, why).option("--timeout"))?.unwrap_or(LIMIT);
     let until = Instant::now() + limit;
     let socket = flags.control.socket();
-    let asked = TakeOver { program: program(flags.program.as_deref())?, dry_run: flags.dry_run };
+    let asked = TakeOverRequest { program: program(flags.program.as_deref())?, dry_run: flags.dry_run };
     let body = client::body(&asked)?;
     // Fails early if no daemon answers.
     client::get(&socket, "/v1/take-over")?;
-    let mut now: TakingOver = match client::post(&socket, "/v1/take-over", &body) {
+    let mut now: TakeOverReport = match client::post(&socket, "/v1/take-over", &body) {
         Ok(answer) => client::understood(&answer)?,
         // The other program may have to be read from disk, and reads its configuration.
         Err(failure) if failure.kind == Kind::TimeLimit && !asked.dry_run => under_way(&socket, until)?,
@@ -37,14 +37,14 @@ pub fn run(flags: &flags::TakeOver) -> Result<Report, Failure> {
         // An earlier request may have started the hand-over before this one found the daemon busy.
         Err(failure) if failure.kind == Kind::Busy && !asked.dry_run => {
             let now = under_way(&socket, until)?;
-            if now.progress != Progress::UnderWay {
+            if now.progress != TakeOverPhase::UnderWay {
                 return Err(failure);
             }
             now
         }
         Err(failure) => return Err(failure),
     };
-    while now.progress == Progress::UnderWay {
+    while now.progress == TakeOverPhase::UnderWay {
         if Instant::now() >= until {
             return Err(Failure::new(
                 Kind::TimeLimit,
@@ -54,7 +54,7 @@ pub fn run(flags: &flags::TakeOver) -> Result<Report, Failure> {
         }
         now = under_way(&socket, until)?;
     }
-    if now.progress == Progress::None {
+    if now.progress == TakeOverPhase::None {
         return Err(Failure::new(Kind::Io, "the daemon was restarted during the take-over")
             .why("neither of the two processes survived the take-over")
             .next("its log says why"));
@@ -70,7 +70,7 @@ pub fn run(flags: &flags::TakeOver) -> Result<Report, Failure> {
 /// Returns the progress, from whichever process answers by now. The daemon that was asked before
 /// may have exited with the request pending, or may be waiting for a device and not answer
 /// meanwhile.
-fn under_way(socket: &Path, until: Instant) -> Result<TakingOver, Failure> {
+fn under_way(socket: &Path, until: Instant) -> Result<TakeOverReport, Failure> {
     let mut nobody_since = None;
     loop {
         match client::get(socket, "/v1/take-over") {
@@ -104,7 +104,7 @@ fn program(named: Option<&Path>) -> Result<PathBuf, Failure> {
     })
 }
 
-impl Show for TakingOver {
+impl Printable for TakeOverReport {
     const SCHEMA: &'static str = "bcached.take-over";
 
     fn text(&self) -> String {

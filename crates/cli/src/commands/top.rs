@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Prints until the count is reached, the reader closes the pipe, or Ctrl-C.
-pub fn run(flags: &flags::Top, json: bool) -> Result<Report, Failure> {
+pub fn run(flags: &flags::TopArgs, json: bool) -> Result<Report, Failure> {
     let interval = match flags.interval.as_deref() {
         None => Duration::from_secs(2),
         Some(typed) => bcached_config::time(typed).ok().filter(|time| !time.is_zero()).ok_or_else(|| {

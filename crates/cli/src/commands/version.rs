@@ -1,17 +1,17 @@
 //! `bcached version`.
 
 use crate::failure::Failure;
-use crate::output::{Report, Show};
+use crate::output::{Printable, Report};
 use serde::Serialize;
 
 /// The running program. Its version is in every report's envelope.
 #[derive(Serialize)]
-struct Version {
+struct VersionReport {
     architecture: &'static str,
     debug_build: bool,
 }
 
-impl Show for Version {
+impl Printable for VersionReport {
     const SCHEMA: &'static str = "bcached.version";
 
     fn text(&self) -> String {
@@ -21,5 +21,5 @@ impl Show for Version {
 
 /// Reports the version.
 pub fn run() -> Result<Report, Failure> {
-    Report::of(&Version { architecture: std::env::consts::ARCH, debug_build: cfg!(debug_assertions) })
+    Report::of(&VersionReport { architecture: std::env::consts::ARCH, debug_build: cfg!(debug_assertions) })
 }

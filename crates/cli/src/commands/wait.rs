@@ -4,11 +4,11 @@
 use super::called::called;
 use crate::failure::{Failure, Kind};
 use crate::flags::{self, WaitFor};
-use crate::output::{Report, Show};
+use crate::output::{Printable, Report};
 use bcached_control::client;
-use bcached_control::jobs::Job;
+use bcached_control::jobs::JobReport;
 use bcached_control::names::refusal;
-use bcached_control::status::{Status, Volume};
+use bcached_control::status::{Status, VolumeStatus};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Waits for the volume.
-pub fn run(flags: &flags::Wait) -> Result<Report, Failure> {
+pub fn run(flags: &flags::WaitArgs) -> Result<Report, Failure> {
     let limit = flags.timeout.as_deref().map(bcached_config::time).transpose();
     let limit = limit.map_err(|why| Failure::new(Kind::Usage, why).option("--timeout"))?;
     let until = limit.and_then(|limit| Instant::now().checked_add(limit));
@@ -24,7 +24,7 @@ pub fn run(flags: &flags::Wait) -> Result<Report, Failure> {
         let (volume, work) = look(flags)?;
         let reason = volume.reason.clone().unwrap_or_default();
         if is_as_wanted(&volume, flags.wanted) {
-            return Report::of(&Waited { volume });
+            return Report::of(&WaitReport { volume });
         }
         let is_flash_only = volume.backing.is_none() && volume.facts.is_some();
         if is_flash_only && flags.wanted != WaitFor::Served {
@@ -58,7 +58,7 @@ pub fn run(flags: &flags::Wait) -> Result<Report, Failure> {
 }
 
 /// Returns the volume, and the jobs running on it.
-fn look(flags: &flags::Wait) -> Result<(Volume, Vec<String>), Failure> {
+fn look(flags: &flags::WaitArgs) -> Result<(VolumeStatus, Vec<String>), Failure> {
     let status: Status = client::understood(&client::get(&flags.control.socket(), "/v1/status")?)?;
     let names: Vec<_> = status.volumes.iter().map(|volume| volume.name.clone()).collect();
     let jobs = status.jobs.clone();
@@ -67,11 +67,11 @@ fn look(flags: &flags::Wait) -> Result<(Volume, Vec<String>), Failure> {
             refusal(name, meant.iter().map(String::as_str), names.iter().map(String::as_str))
         })
     })?;
-    let work = jobs.iter().filter(|job| job.volume == volume.name).map(Job::progress_text).collect();
+    let work = jobs.iter().filter(|job| job.volume == volume.name).map(JobReport::progress_text).collect();
     Ok((volume, work))
 }
 
-fn is_as_wanted(volume: &Volume, wanted: WaitFor) -> bool {
+fn is_as_wanted(volume: &VolumeStatus, wanted: WaitFor) -> bool {
     let Some(facts) = volume.facts.as_ref().filter(|facts| !facts.outdated) else { return false };
     match wanted {
         WaitFor::Served => true,
@@ -93,11 +93,11 @@ const fn word(wanted: WaitFor) -> &'static str {
 
 /// The volume, in the wanted state.
 #[derive(serde::Serialize)]
-struct Waited {
-    volume: Volume,
+struct WaitReport {
+    volume: VolumeStatus,
 }
 
-impl Show for Waited {
+impl Printable for WaitReport {
     const SCHEMA: &'static str = "bcached.wait";
 
     /// Empty: the caller knows what it waited for.

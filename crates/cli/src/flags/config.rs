@@ -1,25 +1,25 @@
 //! The command line of `bcached config`, and the options that name configuration files.
 
-use super::{Control, Scan};
+use super::{ControlArgs, ScanArgs};
 use clap::Subcommand;
 use std::path::PathBuf;
 
 /// `bcached config`.
 #[derive(Subcommand, Debug)]
-pub enum ConfigVerb {
+pub enum ConfigCommand {
     /// Check whether a start would accept the files; exit status 1 if not
-    Check(ConfigFile),
+    Check(ConfigFileArgs),
     /// Print all files merged into one, and the place of each value
-    Show(ConfigFile),
+    Show(ConfigFileArgs),
     /// Show how the running daemon differs from its files; exit status 1 if it does
-    Diff(ConfigDiff),
+    Diff(ConfigDiffArgs),
     /// Print a configuration for the devices found
-    Scan(Scan),
+    Scan(ScanArgs),
 }
 
 /// Which files.
 #[derive(clap::Args, Debug)]
-pub struct ConfigFile {
+pub struct ConfigFileArgs {
     /// Configuration file [default: /etc/bcached/config.toml]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -27,7 +27,7 @@ pub struct ConfigFile {
 
 /// `bcached config diff`.
 #[derive(clap::Args, Debug)]
-pub struct ConfigDiff {
+pub struct ConfigDiffArgs {
     #[command(flatten)]
-    pub control: Control,
+    pub control: ControlArgs,
 }

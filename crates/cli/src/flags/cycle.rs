@@ -1,42 +1,42 @@
 //! The command line of the commands that add, remove and change volumes: long jobs of the daemon.
 
-use super::Control;
+use super::ControlArgs;
 use std::path::PathBuf;
 
 /// `bcached flush`.
 #[derive(clap::Args, Debug)]
-pub struct Flush {
+pub struct FlushArgs {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device [default: all
     /// volumes that have a cache]
     pub volume: Option<String>,
     #[command(flatten)]
-    pub watch: Watch,
+    pub watch: WatchArgs,
 }
 
 /// `bcached detach`.
 #[derive(clap::Args, Debug)]
-pub struct Detach {
+pub struct DetachArgs {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device
     pub volume: String,
     #[command(flatten)]
-    pub watch: Watch,
+    pub watch: WatchArgs,
 }
 
 /// `bcached attach`.
 #[derive(clap::Args, Debug)]
-pub struct Attach {
+pub struct AttachArgs {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device
     pub volume: String,
     /// A cache's name, the UUID of its set, or its device [default: the only one]
     #[arg(long, value_name = "SET")]
     pub cache: Option<String>,
     #[command(flatten)]
-    pub watch: Watch,
+    pub watch: WatchArgs,
 }
 
 /// `bcached add`.
 #[derive(clap::Args, Debug)]
-pub struct Add {
+pub struct AddArgs {
     /// Name of the new volume, or of a volume that was removed, which is served again
     pub name: String,
     /// Its backing device: a path or UUID=
@@ -49,7 +49,7 @@ pub struct Add {
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub size: Option<String>,
     #[command(flatten)]
-    pub watch: Watch,
+    pub watch: WatchArgs,
 }
 
 /// `bcached remove`.
@@ -57,7 +57,7 @@ pub struct Add {
 #[command(
     after_help = "A block device /dev/ublkbN that no daemon serves is removed from the kernel. This needs no running daemon."
 )]
-pub struct Remove {
+pub struct RemoveArgs {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device; or a block device
     /// (ublk) that no daemon serves any more
     pub volume: String,
@@ -65,7 +65,7 @@ pub struct Remove {
     #[arg(long)]
     pub in_use: bool,
     #[command(flatten)]
-    pub watch: Watch,
+    pub watch: WatchArgs,
 }
 
 /// `bcached stop`.
@@ -74,12 +74,12 @@ pub struct Remove {
     after_help = "A stop never writes back dirty data: it stays on its cache device, and is reported. The daemon ends as after SIGTERM: it \
                         waits for clients up to its stop_timeout. With --timeout, only this command ends early."
 )]
-pub struct Stop {
+pub struct StopArgs {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device: only this volume
     /// is stopped, until the next start or `bcached add` [default: the whole daemon]
     pub volume: Option<String>,
     #[command(flatten)]
-    pub watch: Watch,
+    pub watch: WatchArgs,
 }
 
 /// `bcached take-over`.
@@ -90,7 +90,7 @@ pub struct Stop {
                         reconnect. If the program cannot serve everything that was served, the old daemon continues. Refused while files \
                         of a FUSE mount are open."
 )]
-pub struct TakeOver {
+pub struct TakeOverArgs {
     /// The program that takes over [default: this one]
     #[arg(long, value_name = "FILE")]
     pub program: Option<std::path::PathBuf>,
@@ -102,7 +102,7 @@ pub struct TakeOver {
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]
-    pub control: Control,
+    pub control: ControlArgs,
 }
 
 /// `bcached forget`.
@@ -111,7 +111,7 @@ pub struct TakeOver {
     after_help = "The cache deletes all data of the volume, reuses its buckets, and no longer lists the volume. The ranges of lost dirty \
                         data are written to a file before anything is deleted. After a crash, the same command completes the work."
 )]
-pub struct Forget {
+pub struct ForgetArgs {
     /// UUID of a volume that is not served (or its first 8 digits), its label, or the name it had
     #[arg(value_name = "UUID")]
     pub volume: String,
@@ -128,19 +128,19 @@ pub struct Forget {
     #[arg(long, value_name = "SET")]
     pub cache: Option<String>,
     #[command(flatten)]
-    pub watch: Watch,
+    pub watch: WatchArgs,
 }
 
 /// `bcached grow`.
 #[derive(clap::Args, Debug)]
-pub struct Grow {
+pub struct GrowArgs {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device
     pub volume: String,
     /// New size of a flash-only volume; a bare number is bytes
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub size: Option<String>,
     #[command(flatten)]
-    pub watch: Watch,
+    pub watch: WatchArgs,
 }
 
 /// `bcached shrink`.
@@ -149,7 +149,7 @@ pub struct Grow {
     after_help = "First shrink the file system on the volume. Dirty data behind the new end is written back. When this command has ended, \
                         the backing device may be cut to its data offset plus that size, also while the volume is served."
 )]
-pub struct Shrink {
+pub struct ShrinkArgs {
     /// A volume's name, label, UUID (or its first 8 digits) or backing device
     pub volume: String,
     /// New size, in whole blocks; a bare number is bytes
@@ -163,7 +163,7 @@ pub struct Shrink {
     #[arg(long, value_name = "FILE")]
     pub lost_ranges: Option<PathBuf>,
     #[command(flatten)]
-    pub watch: Watch,
+    pub watch: WatchArgs,
 }
 
 /// `bcached replace`.
@@ -173,7 +173,7 @@ pub struct Shrink {
                         a cancel, the same command completes the move. A device that was made with `bcached make --cache` and never used is \
                         taken as it is."
 )]
-pub struct Replace {
+pub struct ReplaceArgs {
     /// A cache's name, the UUID of its set (or its first 8 digits), or its device
     #[arg(value_name = "SET")]
     pub cache: String,
@@ -187,7 +187,7 @@ pub struct Replace {
     #[arg(long)]
     pub wipe_bcache: bool,
     #[command(flatten)]
-    pub watch: Watch,
+    pub watch: WatchArgs,
 }
 
 /// `bcached release`.
@@ -196,7 +196,7 @@ pub struct Replace {
     after_help = "No client may be connected to its volumes. Dirty data stays on the cache. The cache is not served again until \
                         `bcached import`, also after restarts."
 )]
-pub struct Release {
+pub struct ReleaseArgs {
     /// A cache's name, the UUID of its set (or its first 8 digits), or its device
     #[arg(value_name = "SET")]
     pub cache: String,
@@ -204,7 +204,7 @@ pub struct Release {
     #[arg(long)]
     pub register: bool,
     #[command(flatten)]
-    pub watch: Watch,
+    pub watch: WatchArgs,
 }
 
 /// `bcached import`.
@@ -213,18 +213,18 @@ pub struct Release {
     after_help = "Its volumes must not be in use: unmount them first. Dirty data stays on the cache. After a failure midway, the same \
                         command completes the import; `bcached release SET --register` undoes it."
 )]
-pub struct Import {
+pub struct ImportArgs {
     /// The UUID of a set of the kernel (or its first 8 digits), one of its devices, or bcacheN; or
     /// a set that was released here
     #[arg(value_name = "SET")]
     pub set: String,
     #[command(flatten)]
-    pub watch: Watch,
+    pub watch: WatchArgs,
 }
 
 /// `bcached cancel`.
 #[derive(clap::Args, Debug)]
-pub struct Cancel {
+pub struct CancelArgs {
     /// Number of the job, as `status` shows it
     #[arg(value_name = "ID")]
     pub job: String,
@@ -232,12 +232,12 @@ pub struct Cancel {
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]
-    pub control: Control,
+    pub control: ControlArgs,
 }
 
 /// How long work is waited for.
 #[derive(clap::Args, Clone, Debug)]
-pub struct Watch {
+pub struct WatchArgs {
     /// Wait for the end of the work, which is the default
     #[arg(long, hide = true, conflicts_with = "no_wait")]
     pub wait: bool,
@@ -251,5 +251,5 @@ pub struct Watch {
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]
-    pub control: Control,
+    pub control: ControlArgs,
 }

@@ -1,6 +1,6 @@
 use super::*;
 
-fn make(line: &str) -> Result<Vec<(Role, String)>, Failure> {
+fn make(line: &str) -> Result<Vec<(DeviceRole, String)>, Failure> {
     let words: Vec<_> = line.split(' ').map(|word| OsString::from(word.trim_matches('"'))).collect();
     match parse(&words)? {
         Command::Make(make) => Ok(make
@@ -14,8 +14,8 @@ fn make(line: &str) -> Result<Vec<(Role, String)>, Failure> {
 
 #[test]
 fn roles_follow_the_order_of_the_line() {
-    use Role::{Backing, Cache};
-    let expect = |line, devices: &[(Role, &str)]| {
+    use DeviceRole::{Backing, Cache};
+    let expect = |line, devices: &[(DeviceRole, &str)]| {
         let devices: Vec<_> = devices.iter().map(|(role, name)| (*role, (*name).to_owned())).collect();
         assert_eq!(make(line), Ok(devices), "{line}");
     };

@@ -46,19 +46,19 @@ fn given(images: &Images, names: &str, descriptors: Vec<OwnedFd>) -> Command {
 }
 
 /// A daemon that is killed when this is dropped.
-struct Started<'a> {
+struct StartedDaemon<'a> {
     child: Child,
     images: &'a Images,
 }
 
-impl Drop for Started<'_> {
+impl Drop for StartedDaemon<'_> {
     fn drop(&mut self) {
         let _ended_already = self.child.kill();
         let _reaped_already = self.child.wait();
     }
 }
 
-impl<'a> Started<'a> {
+impl<'a> StartedDaemon<'a> {
     fn new(images: &'a Images, mut command: Command) -> Self {
         Self { child: command.spawn().expect("starts"), images }
     }
@@ -101,7 +101,7 @@ fn a_stop_waits_for_the_daemon_and_not_for_its_socket() {
     let images = configured();
     let (control, socket) = listen(&images, "commands.sock");
     let passed = vec![socket.try_clone().expect("a second one").into()];
-    let mut daemon = Started::new(&images, given(&images, "control", passed));
+    let mut daemon = StartedDaemon::new(&images, given(&images, "control", passed));
     daemon.until_ready();
     let ran = bcached(&["stop", "--timeout", "20s", "--control", control.to_str().expect("text")]);
     assert_eq!(ran.exit, 0, "{}\n{}", ran.err, daemon.log());
@@ -125,7 +125,8 @@ fn who_comes_before_the_daemon_waits_for_it() {
         let _no_word_of_before = std::fs::remove_file(images.path("out"));
         let mut early = UnixStream::connect(&nbd.0).expect("somebody listens");
         early.set_read_timeout(Some(LIMIT)).expect("a limit");
-        let mut daemon = Started::new(&images, given(&images, "nbd:control:monitor", descriptors().into()));
+        let mut daemon =
+            StartedDaemon::new(&images, given(&images, "nbd:control:monitor", descriptors().into()));
         let mut greeting = [0; 8];
         early.read_exact(&mut greeting).expect("it is greeted");
         assert_eq!(&greeting, b"NBDMAGIC");
@@ -160,7 +161,7 @@ fn one_socket_alone_may_be_passed() {
     let mut text = std::fs::read_to_string(images.path("config.toml")).expect("configured");
     text.push_str(&format!("[nbd]\nlisten = [{{ at = {path:?}, read_only = true }}]\n"));
     images.configure(&text);
-    let mut daemon = Started::new(&images, given(&images, "nbd", vec![look.into()]));
+    let mut daemon = StartedDaemon::new(&images, given(&images, "nbd", vec![look.into()]));
     daemon.until_ready();
     let control = images.path("run/control.sock");
     let status = bcached(&["status", "--json", "--control", control.to_str().expect("text")]);
@@ -178,7 +179,7 @@ fn one_socket_alone_may_be_passed() {
 fn what_cannot_be_taken_ends_the_start_in_one_sentence() {
     let images = configured();
     let refuses = |names: &str, descriptors: Vec<OwnedFd>, sentence: &str| {
-        let mut daemon = Started::new(&images, given(&images, names, descriptors));
+        let mut daemon = StartedDaemon::new(&images, given(&images, names, descriptors));
         assert_eq!(daemon.end(None), Some(2), "{names}: {}", daemon.log());
         let log = daemon.log();
         let last = log.lines().last().unwrap_or_default();
@@ -224,7 +225,7 @@ fn what_cannot_be_taken_ends_the_start_in_one_sentence() {
     let mut command = given(&images, "web", vec![unix("a")]);
     command.env("FOR", "1");
     let _no_word_of_before = std::fs::remove_file(images.path("out"));
-    let mut daemon = Started::new(&images, command);
+    let mut daemon = StartedDaemon::new(&images, command);
     daemon.until_ready();
     assert_eq!(daemon.end(Some(Signal::TERM)), Some(0), "{}", daemon.log());
 }
@@ -248,7 +249,7 @@ fn a_client_starts_the_daemon() {
     let [out, errors] =
         ["out", "errors"].map(|name| std::fs::File::create(images.path(name)).expect("a file"));
     command.stdin(Stdio::null()).stdout(out).stderr(errors);
-    let mut daemon = Started::new(&images, command);
+    let mut daemon = StartedDaemon::new(&images, command);
     let started = Instant::now();
     while !socket.exists() {
         assert!(started.elapsed() < LIMIT, "it does not listen: {}", daemon.log());

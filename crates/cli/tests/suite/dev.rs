@@ -1,7 +1,8 @@
 //! `export = "dev"`: a block device by whatever means this machine has.
 
 use crate::common::{
-    Daemon, Images, Last, Loop, ask, bcached, done, json, pid, refused, requires, run, tool, wrapped,
+    Daemon, Images, LoopDevice, StopOnDrop, ask, bcached, done, json, pid, refused, requires, run, tool,
+    wrapped,
 };
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -41,9 +42,9 @@ fn does(command: &mut Command) -> String {
 }
 
 /// A mounted file system, unmounted at the end.
-struct Mounted(PathBuf);
+struct MountGuard(PathBuf);
 
-impl Mounted {
+impl MountGuard {
     fn at(device: &Path, place: PathBuf) -> Self {
         std::fs::create_dir_all(&place).expect("a folder");
         does(tool("mount").args(["-t", "ext4"]).arg(device).arg(&place));
@@ -51,7 +52,7 @@ impl Mounted {
     }
 }
 
-impl Drop for Mounted {
+impl Drop for MountGuard {
     fn drop(&mut self) {
         let _gone_already = tool("umount").arg("--lazy").arg(&self.0).status();
     }
@@ -79,12 +80,12 @@ fn done_unused(daemon: &Daemon, words: &[&str]) {
 /// A certain device, even if its number belongs to another device by now: concurrent tests take
 /// free numbers.
 #[derive(Debug)]
-struct Once {
+struct DeviceIdentity {
     place: PathBuf,
     identity: [Option<String>; 2],
 }
 
-impl Once {
+impl DeviceIdentity {
     /// Returns the device that has this path now.
     fn now(device: &Path) -> Self {
         let place = Path::new("/sys/block").join(device.file_name().expect("a device"));
@@ -123,15 +124,15 @@ fn who_has_the_number_of_a_device_later_is_not_that_device() {
     }
     let images = Images::new();
     let files = ["before", "after"].map(|name| images.blank(name, 1 << 20));
-    let Some(device) = Loop::over(&files[0]) else { return };
+    let Some(device) = LoopDevice::over(&files[0]) else { return };
     let number = device.0.clone();
-    let before = Once::now(Path::new(&number));
+    let before = DeviceIdentity::now(Path::new(&number));
     assert!(before.lies_over().is_some_and(|file| file.trim_end().ends_with("before")), "{before:?}");
     drop(device);
     assert_eq!(before.lies_over(), None);
     let taken = run(tool("losetup").args([&number, &files[1]]));
     // If this was too late, another process has the number, which serves as well.
-    let _theirs = (taken.exit == 0).then(|| Loop(number));
+    let _theirs = (taken.exit == 0).then(|| LoopDevice(number));
     assert_eq!(before.lies_over(), None, "{taken:?}");
 }
 
@@ -158,7 +159,7 @@ fn a_volume_is_a_block_device_by_what_there_is() {
     assert!(shown.contains(name) && listed.contains(name), "{shown}{listed}");
 
     does(tool("mkfs.ext4").arg("-q").arg(&link));
-    let mounted = Mounted::at(&link, images.path("mnt"));
+    let mounted = MountGuard::at(&link, images.path("mnt"));
     std::fs::write(mounted.0.join("file"), DATA).expect("it takes it");
     std::fs::File::open(mounted.0.join("file")).expect("a file").sync_all().expect("it is durable");
     let place = mounted.0.display();
@@ -168,7 +169,7 @@ fn a_volume_is_a_block_device_by_what_there_is() {
     does(tool("umount").arg(&mounted.0));
     does(tool("fsck.ext4").args(["-f", "-n"]).arg(&link));
 
-    let once = Once::now(&path);
+    let once = DeviceIdentity::now(&path);
     // A client writes and closes; the data is still to be written out of the page cache.
     does(
         tool("dd")
@@ -181,7 +182,7 @@ fn a_volume_is_a_block_device_by_what_there_is() {
     done(&daemon, &["add", "tank"]);
     daemon.wait_for("it comes again", |status| device(status).is_some());
     let (_, path) = device(&daemon.status()).expect("it is there");
-    let once = Once::now(&path);
+    let once = DeviceIdentity::now(&path);
     let (exit, log) = daemon.stop();
     assert_eq!((exit, once.lies_over()), (0, None), "{log}");
     assert!(!link.exists(), "{log}");
@@ -190,10 +191,10 @@ fn a_volume_is_a_block_device_by_what_there_is() {
     let daemon = Daemon::configured(&images);
     let (again, path) = device(&daemon.status()).expect("it is there again");
     assert_eq!(again, by);
-    let mounted = Mounted::at(&path, images.path("mnt"));
+    let mounted = MountGuard::at(&path, images.path("mnt"));
     assert_eq!(std::fs::read(mounted.0.join("file")).expect("it is there"), DATA);
     does(tool("umount").arg(&mounted.0));
-    let once = Once::now(&path);
+    let once = DeviceIdentity::now(&path);
     let (exit, log) = daemon.stop();
     assert_eq!((exit, once.lies_over()), (0, None), "{log}");
 }
@@ -212,10 +213,10 @@ fn what_a_killed_daemon_leaves_is_cleared() {
     }
     let (by, path) = device(&daemon.status()).expect("it is there");
     does(tool("mkfs.ext4").arg("-q").arg(&path));
-    let mounted = Mounted::at(&path, images.path("mnt"));
+    let mounted = MountGuard::at(&path, images.path("mnt"));
     std::fs::write(mounted.0.join("file"), DATA).expect("it takes it");
     std::fs::File::open(mounted.0.join("file")).expect("a file").sync_all().expect("it is durable");
-    let once = Once::now(&path);
+    let once = DeviceIdentity::now(&path);
     // In flight when the daemon dies.
     std::fs::write(mounted.0.join("other"), vec![7; 4 << 20]).expect("into memory");
     daemon.kill();
@@ -225,7 +226,7 @@ fn what_a_killed_daemon_leaves_is_cleared() {
     let (again, new) = device(&status).expect("it is there again");
     assert_eq!(std::fs::canonicalize(link_of(&images, &status)).expect("a link"), new);
     assert_eq!(again, by);
-    let second = Once::now(&new);
+    let second = DeviceIdentity::now(&new);
     if by == "ublk" {
         // It is the same device throughout.
         assert_eq!(new, path);
@@ -234,7 +235,7 @@ fn what_a_killed_daemon_leaves_is_cleared() {
         does(tool("umount").arg(&mounted.0));
         wait_until("the dead device goes", || once.lies_over().is_none());
         drop(mounted);
-        let mounted = Mounted::at(&new, images.path("mnt"));
+        let mounted = MountGuard::at(&new, images.path("mnt"));
         assert_eq!(std::fs::read(mounted.0.join("file")).expect("it is there"), DATA);
         does(tool("umount").arg(&mounted.0));
     }
@@ -243,7 +244,7 @@ fn what_a_killed_daemon_leaves_is_cleared() {
     daemon.kill();
     let daemon = Daemon::configured(&images);
     let (_, last) = device(&daemon.status()).expect("it is there again");
-    let last = Once::now(&last);
+    let last = DeviceIdentity::now(&last);
     let (exit, log) = daemon.stop();
     assert_eq!((exit, last.lies_over(), second.lies_over()), (0, None, None), "{log}");
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("readable");
@@ -263,10 +264,10 @@ fn another_daemon_takes_over_and_has_a_device_too() {
     if !has_a_way(&daemon) {
         return;
     }
-    let _last = Last(&images);
+    let _last = StopOnDrop(&images);
     let (by, path) = device(&daemon.status()).expect("it is there");
     does(tool("mkfs.ext4").arg("-q").arg(&path));
-    let mounted = Mounted::at(&path, images.path("mnt"));
+    let mounted = MountGuard::at(&path, images.path("mnt"));
     std::fs::write(mounted.0.join("file"), DATA).expect("it takes it");
     if by == "ublk" {
         done(&daemon, &["take-over"]);
@@ -296,10 +297,10 @@ fn another_daemon_takes_over_and_has_a_device_too() {
     let status = daemon.status();
     let (again, path) = device(&status).expect("it is there");
     assert_eq!((&again, std::fs::canonicalize(link_of(&images, &status)).ok().as_ref()), (&by, Some(&path)));
-    let mounted = Mounted::at(&path, images.path("mnt"));
+    let mounted = MountGuard::at(&path, images.path("mnt"));
     assert_eq!(std::fs::read(mounted.0.join("file")).expect("it is there"), DATA);
     does(tool("umount").arg(&mounted.0));
-    let once = Once::now(&path);
+    let once = DeviceIdentity::now(&path);
     done(&daemon, &["stop"]);
     assert_eq!(once.lies_over(), None);
 }
@@ -335,8 +336,8 @@ fn a_device_grows_and_is_cut_off_at_a_stop() {
     done(&daemon, &["grow", "tank"]);
     assert_eq!(sectors(), before + (BACKING_BYTES >> 9), "`grow` ends when the device has its size");
     does(tool("mkfs.ext4").arg("-q").arg(&path));
-    let mounted = Mounted::at(&path, images.path("mnt"));
-    let once = Once::now(&path);
+    let mounted = MountGuard::at(&path, images.path("mnt"));
+    let once = DeviceIdentity::now(&path);
     let (stopped, log) = (ask(&daemon, &["stop"]), daemon.log());
     let (exit, told) = if by == "ublk" { (0, "event=ublk-left") } else { (4, "event=device-cut") };
     assert_eq!(stopped.exit, exit, "{stopped:?}\n{log}");

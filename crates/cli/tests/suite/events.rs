@@ -13,12 +13,12 @@ fn set(images: &Images) -> (String, String) {
 }
 
 /// A process that follows the events, and its lines, each received within a limit.
-struct Follower {
+struct EventFollower {
     child: Child,
     lines: mpsc::Receiver<String>,
 }
 
-impl Follower {
+impl EventFollower {
     fn new(daemon: &Daemon, words: &[&str]) -> Self {
         let mut command = common::program();
         command.args(["events", "--follow", "--control", daemon.control()]).args(words);
@@ -35,7 +35,7 @@ impl Follower {
     }
 }
 
-impl Drop for Follower {
+impl Drop for EventFollower {
     fn drop(&mut self) {
         let _ended_already = self.child.kill();
         let _reaped_already = self.child.wait();
@@ -86,7 +86,7 @@ fn what_happens_is_followed_to_the_end() {
     let images = Images::new();
     let (cache, backing) = set(&images);
     let daemon = Daemon::start(&images, &["--cache", &cache, "--backing", &backing]);
-    let follower = Follower::new(&daemon, &["-n", "1", "--json"]);
+    let follower = EventFollower::new(&daemon, &["-n", "1", "--json"]);
     assert_eq!(json(&follower.next())["event"].as_str(), Some("ready"));
     done(&daemon, &["set", "tank", "label=pond"]);
     // A user's change is reported after it was made.

@@ -11,13 +11,13 @@ const BACKING_BYTES: u64 = 20 << 20;
 const DATA_BYTES: usize = 2 << 20;
 
 /// A cache and a volume in writeback mode without automatic write-back.
-struct Site {
+struct ForgetFixture {
     images: Images,
     fast: String,
     tank: String,
 }
 
-impl Site {
+impl ForgetFixture {
     fn new() -> Self {
         let images = Images::new();
         let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
@@ -75,7 +75,7 @@ fn what_is_served_or_unknown_is_not_forgotten() {
     if !requires("nbdcopy") {
         return;
     }
-    let site = Site::new();
+    let site = ForgetFixture::new();
     let uuid = site.uuid();
     let daemon = site.start();
     site.write(&daemon, "media", 1);
@@ -94,8 +94,8 @@ fn what_is_served_or_unknown_is_not_forgotten() {
 }
 
 /// A site whose disk is gone, with 2 MiB dirty in the cache, while the configuration waits for it.
-fn orphaned() -> (Site, String) {
-    let site = Site::new();
+fn orphaned() -> (ForgetFixture, String) {
+    let site = ForgetFixture::new();
     let uuid = site.uuid();
     let daemon = site.start();
     site.write(&daemon, "media", 1);
@@ -242,7 +242,7 @@ fn a_clean_volume_is_forgotten_without_a_question() {
     if !requires("nbdcopy") {
         return;
     }
-    let site = Site::new();
+    let site = ForgetFixture::new();
     let daemon = site.start();
     site.write(&daemon, "media", 1);
     done(&daemon, &["remove", "media"]);
@@ -257,7 +257,7 @@ fn a_clean_volume_is_forgotten_without_a_question() {
     assert_eq!(daemon.stop().0, 0);
     site.check();
 
-    let site = Site::new();
+    let site = ForgetFixture::new();
     let daemon = site.start();
     done(&daemon, &["remove", "media"]);
     assert_eq!(done(&daemon, &["forget", &site.uuid()]), "media: forgotten: no dirty data is lost\n");
@@ -275,7 +275,7 @@ fn a_volume_that_an_older_cache_has_forgotten_is_attached_anew() {
     if !requires("nbdcopy") {
         return;
     }
-    let site = Site::new();
+    let site = ForgetFixture::new();
     let older = site.images.path("older");
     let daemon = site.start();
     site.write(&daemon, "media", 1);
@@ -309,7 +309,7 @@ fn a_volume_lives_in_the_cache_alone() {
     if !requires("nbdcopy") {
         return;
     }
-    let site = Site::new();
+    let site = ForgetFixture::new();
     let daemon = site.start();
     let size = (8_u64 << 20).to_string();
     assert_eq!(done(&daemon, &["add", "scratch", "--size", "8M", "--dry-run"]), "scratch: would be served\n");
@@ -366,7 +366,7 @@ fn a_volume_lives_in_the_cache_alone() {
 /// the configuration mentions it.
 #[test]
 fn the_name_of_a_volume_that_was_deleted_is_free() {
-    let site = Site::new();
+    let site = ForgetFixture::new();
     let daemon = site.start();
     done(&daemon, &["add", "scratch", "--size", "8M"]);
     done(&daemon, &["remove", "scratch"]);
@@ -388,7 +388,7 @@ fn the_name_of_a_volume_that_was_deleted_is_free() {
 /// A volume that is too large is refused in one sentence, with the size that fits.
 #[test]
 fn no_more_is_promised_than_can_be_stored() {
-    let site = Site::new();
+    let site = ForgetFixture::new();
     let daemon = site.start();
     let ran = ask(&daemon, &["add", "scratch", "--size", "1G"]);
     assert_eq!(ran.exit, 3, "{ran:?}");

@@ -14,14 +14,14 @@ const BACKING_BYTES: u64 = 20 << 20;
 const DATA_BYTES: usize = 2 << 20;
 
 /// A set with dirty data in the kernel, and a daemon with an empty configuration.
-struct Site {
+struct ImportFixture {
     images: Images,
     fast: String,
     tank: String,
     set: String,
 }
 
-impl Site {
+impl ImportFixture {
     fn new() -> Self {
         let images = Images::new();
         let fast = images.blank("fast", CACHE_BYTES);
@@ -65,7 +65,7 @@ impl Site {
     }
 
     /// Starts a kernel that releases the set when told to.
-    fn obedient_kernel(&self) -> Obedient {
+    fn obedient_kernel(&self) -> SimulatedKernel {
         let set = self.sys(&format!("fs/bcache/{}", self.set));
         let folders = [self.sys("block/tank/bcache"), self.sys("block/bcache0"), set.clone()];
         let is_over = Arc::new(AtomicBool::new(false));
@@ -80,7 +80,7 @@ impl Site {
             }
             false
         });
-        Obedient { is_over, thread }
+        SimulatedKernel { is_over, thread }
     }
 
     fn start(&self) -> Daemon {
@@ -91,7 +91,7 @@ impl Site {
         self.images.kept()
     }
 
-    fn import(&self, daemon: &Daemon, words: &[&str]) -> common::Ran {
+    fn import(&self, daemon: &Daemon, words: &[&str]) -> common::CommandResult {
         let mut command = common::program();
         command.arg("import").args(words).args(["--control", daemon.control()]);
         common::run(command.env("BCACHED_SYSFS", self.images.path("sys")))
@@ -106,12 +106,12 @@ impl Site {
     }
 }
 
-struct Obedient {
+struct SimulatedKernel {
     is_over: Arc<AtomicBool>,
     thread: JoinHandle<bool>,
 }
 
-impl Obedient {
+impl SimulatedKernel {
     /// Returns whether it was told to stop.
     fn was_told(self) -> bool {
         self.is_over.store(true, Ordering::SeqCst);
@@ -124,7 +124,7 @@ fn a_set_of_the_kernel_is_taken_with_its_dirty_data() {
     if !requires("nbdcopy") {
         return;
     }
-    let site = Site::new();
+    let site = ImportFixture::new();
     // What the kernel would have written.
     let before = Daemon::start(&site.images, &["--cache", &site.fast, "--backing", &site.tank]);
     done(&before, &["set", "tank", "writeback_running=0", "--runtime"]);
@@ -168,7 +168,7 @@ fn a_set_of_the_kernel_is_taken_with_its_dirty_data() {
 
 #[test]
 fn a_set_that_is_in_use_is_left_to_the_kernel() {
-    let site = Site::new();
+    let site = ImportFixture::new();
     let daemon = site.start();
     let refuse = |sentence: &str| {
         let ran = site.import(&daemon, &[&site.set, "--json"]);
@@ -198,7 +198,7 @@ fn a_set_that_is_in_use_is_left_to_the_kernel() {
 
 #[test]
 fn what_cannot_be_imported_is_refused() {
-    let site = Site::new();
+    let site = ImportFixture::new();
     let daemon = site.start();
     refused(&daemon, &["import", "no-such-set"], 2, "`bcached scan` shows the sets on this machine");
     // An unavailable device of the set is found before anything is done.
@@ -219,7 +219,7 @@ fn what_cannot_be_imported_is_refused() {
     assert!(ran.exit == 0 && kernel.was_told(), "{ran:?}");
     assert_eq!(daemon.stop().0, 0);
     // A daemon with devices on its command line cannot store the import.
-    let site = Site::new();
+    let site = ImportFixture::new();
     let other = site.images.blank("other", CACHE_BYTES);
     assert_eq!(bcached(&["make", "-b", "64k", "-C", &other]).exit, 0);
     let daemon = Daemon::start(&site.images, &["--cache", &other]);
@@ -235,7 +235,7 @@ fn an_import_that_fails_names_the_command_that_goes_back() {
     if !requires("nbdcopy") {
         return;
     }
-    let site = Site::new();
+    let site = ImportFixture::new();
     let before = Daemon::start(&site.images, &["--cache", &site.fast, "--backing", &site.tank]);
     done(&before, &["set", "tank", "writeback_running=0", "--runtime"]);
     fill(&site.images, &before, "tank", &pattern(DATA_BYTES, 3));

@@ -3,8 +3,8 @@
 //! reported.
 
 use crate::common::{
-    Daemon, Images, Ran, ask, bcached, bytes, content, done, fill, json, patch, pattern, refused, requires,
-    run, tool,
+    CommandResult, Daemon, Images, ask, bcached, bytes, content, done, fill, json, patch, pattern, refused,
+    requires, run, tool,
 };
 use rustix::fs::{CWD, FileType, Mode};
 
@@ -14,14 +14,14 @@ const DATA_BYTES: usize = 2 << 20;
 const SUPERBLOCK: usize = 4096;
 
 /// A cache, and a volume with dirty data in it.
-struct Site {
+struct LostCacheFixture {
     images: Images,
     fast: String,
     tank: String,
     set: String,
 }
 
-impl Site {
+impl LostCacheFixture {
     /// Returns `None` if a tool is missing.
     fn new() -> Option<Self> {
         if !requires("nbdcopy") {
@@ -64,13 +64,13 @@ impl Site {
     }
 }
 
-fn told(ran: &Ran) -> String {
+fn told(ran: &CommandResult) -> String {
     format!("{}{}", ran.out, ran.err)
 }
 
 #[test]
 fn a_cache_whose_superblock_is_gone_is_not_made_anew() {
-    let Some(site) = Site::new() else { return };
+    let Some(site) = LostCacheFixture::new() else { return };
     site.lose_superblock();
     let (fast, tank, config) = (site.fast.as_str(), site.tank.as_str(), site.config());
     let config = config.as_str();
@@ -105,7 +105,7 @@ fn a_cache_whose_superblock_is_gone_is_not_made_anew() {
 /// The superblock still says which set it belonged to.
 #[test]
 fn a_cache_whose_superblock_is_damaged_is_not_made_anew() {
-    let Some(site) = Site::new() else { return };
+    let Some(site) = LostCacheFixture::new() else { return };
     let (fast, tank) = (site.fast.as_str(), site.tank.as_str());
     for (offset, byte) in [(200, 9), (24, 0xc7)] {
         let sound = bytes(fast);
@@ -128,7 +128,7 @@ fn a_cache_whose_superblock_is_damaged_is_not_made_anew() {
 /// The device was made anew, and the new set was not used yet: the old set can be recovered.
 #[test]
 fn what_was_made_over_a_lost_cache_is_not_made_again() {
-    let Some(site) = Site::new() else { return };
+    let Some(site) = LostCacheFixture::new() else { return };
     site.lose_superblock();
     let (fast, tank) = (site.fast.as_str(), site.tank.as_str());
     assert_eq!(bcached(&["make", "-b", "64k", "--cache", fast]).exit, 0);
@@ -156,7 +156,7 @@ fn what_was_made_over_a_lost_cache_is_not_made_again() {
 /// everything.
 #[test]
 fn the_configured_cache_of_a_dirty_volume_is_not_made_until_that_is_given_up() {
-    let Some(site) = Site::new() else { return };
+    let Some(site) = LostCacheFixture::new() else { return };
     std::fs::remove_file(&site.fast).expect("ours");
     site.images.blank("fast", CACHE_BYTES);
     let (fast, config) = (site.fast.as_str(), site.config());
@@ -179,7 +179,7 @@ fn the_configured_cache_of_a_dirty_volume_is_not_made_until_that_is_given_up() {
 
 #[test]
 fn what_is_lost_with_a_cache_is_told_by_remove_and_replace() {
-    let Some(site) = Site::new() else { return };
+    let Some(site) = LostCacheFixture::new() else { return };
     site.lose_superblock();
     let new = site.images.blank("new", CACHE_BYTES);
     let daemon = Daemon::configured(&site.images);
@@ -218,7 +218,7 @@ fn what_is_lost_with_a_cache_is_told_by_remove_and_replace() {
 /// it, and `make` called it data of no known kind.
 #[test]
 fn a_superblock_without_its_magic_number_is_shown_and_told_of() {
-    let Some(site) = Site::new() else { return };
+    let Some(site) = LostCacheFixture::new() else { return };
     patch(&site.fast, SUPERBLOCK as u64 + 24, &[0; 16]);
     let ran = bcached(&["show", &site.fast]);
     assert!(ran.exit == 2 && ran.err.contains("bad magic: its superblock was erased; -f shows"), "{ran:?}");
@@ -234,7 +234,7 @@ fn a_superblock_without_its_magic_number_is_shown_and_told_of() {
 /// it writes that only the note held.
 #[test]
 fn a_new_cache_with_the_uuid_of_a_killed_set_leaves_the_note_alone() {
-    let Some(site) = Site::new() else { return };
+    let Some(site) = LostCacheFixture::new() else { return };
     let daemon = Daemon::start(&site.images, &["--cache", &site.fast, "--backing", &site.tank]);
     done(&daemon, &["set", &site.fast, "journal_delay_ms=60000", "--runtime"]);
     let data = site.images.path("last");
@@ -280,7 +280,7 @@ fn a_new_cache_with_the_uuid_of_a_killed_set_leaves_the_note_alone() {
 /// The recovery works as the documentation describes it.
 #[test]
 fn a_superblock_is_written_back_into_an_image() {
-    let Some(site) = Site::new() else { return };
+    let Some(site) = LostCacheFixture::new() else { return };
     site.lose_superblock();
     let image = site.images.path("image").to_str().expect("text").to_owned();
     std::fs::copy(&site.fast, &image).expect("a copy");

@@ -36,7 +36,7 @@ fn words(text: &str) -> Vec<&str> {
 /// images.
 fn compare(line: &str) {
     let images = Images::new();
-    let run_with = |prefix: &str, command: &mut dyn FnMut(&[&str]) -> common::Ran| {
+    let run_with = |prefix: &str, command: &mut dyn FnMut(&[&str]) -> common::CommandResult| {
         let cache = images.blank(&format!("{prefix}-cache"), CACHE_BYTES);
         let backing = images.blank(&format!("{prefix}-backing"), 20 << 20);
         let second = images.blank(&format!("{prefix}-second"), (9 << 20) + 512);

@@ -1,6 +1,6 @@
 //! `monitor.sock`, for clients that may look but change nothing.
 
-use crate::common::{self, Daemon, Images, Ran, bcached};
+use crate::common::{self, CommandResult, Daemon, Images, bcached};
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -20,7 +20,7 @@ fn served(images: &Images) -> Daemon {
     Daemon::configured(images)
 }
 
-fn on(socket: &Path, words: &[&str]) -> Ran {
+fn on(socket: &Path, words: &[&str]) -> CommandResult {
     bcached(&[words, &["--control", socket.to_str().expect("text")]].concat())
 }
 

@@ -1,7 +1,7 @@
 //! NBD as configured: TLS with its certificates, and read-only addresses.
 
-use crate::certificates::Authority;
-use crate::common::{Daemon, Images, Ran, ask, bcached, json, nbdsh, refused, requires, run, tool};
+use crate::certificates::CertificateAuthority;
+use crate::common::{CommandResult, Daemon, Images, ask, bcached, json, nbdsh, refused, requires, run, tool};
 use rustix::process::Signal;
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
@@ -39,20 +39,20 @@ fn uri(daemon: &Daemon, certificates: &Path) -> String {
 }
 
 /// Asks for the volume's size as a client that trusts the certificates in the directory.
-fn size(daemon: &Daemon, certificates: &Path) -> Ran {
+fn size(daemon: &Daemon, certificates: &Path) -> CommandResult {
     run(tool("nbdinfo").arg("--size").arg(uri(daemon, certificates)))
 }
 
 /// A client that is connected to a volume until it is dropped.
-struct Connected(Child);
+struct ConnectedClient(Child);
 
-impl Connected {
+impl ConnectedClient {
     fn to(uri: &str) -> Self {
         Self(nbdsh(uri, "input()").stdin(Stdio::piped()).stderr(Stdio::null()).spawn().expect("starts"))
     }
 }
 
-impl Drop for Connected {
+impl Drop for ConnectedClient {
     fn drop(&mut self) {
         let _ended_already = self.0.kill();
         let _reaped_already = self.0.wait();
@@ -75,7 +75,7 @@ fn who_comes_without_tls_is_named_in_the_log() {
     use std::io::{Read as _, Write as _};
     let images = configured("");
     let tls = images.path("tls");
-    Authority::new().put_server(&tls);
+    CertificateAuthority::new().put_server(&tls);
     add(&images, &format!("listen = [\"127.0.0.1:0\"]\ntls = {tls:?}\ntls_verify_peer = false\n"));
     std::fs::set_permissions(tls.join("server-key.pem"), PermissionsExt::from_mode(0o644)).expect("ours");
     let check = bcached(&["config", "check", "--config", images.path("config.toml").to_str().expect("text")]);
@@ -114,7 +114,7 @@ fn a_client_that_is_refused_is_told_of_in_words() {
     }
     let images = configured("");
     let (tls, client) = (images.path("tls"), images.path("client"));
-    let authority = Authority::new();
+    let authority = CertificateAuthority::new();
     authority.put_server(&tls);
     authority.put_client(&client, None);
     add(&images, &format!("listen = [\"127.0.0.1:0\"]\ntls = {tls:?}\n"));
@@ -161,7 +161,7 @@ fn tls_is_served_from_a_directory_and_renewed_by_a_reload() {
     }
     let images = Images::new();
     images.configure_pair(36 * MIB, 20 * MIB, "");
-    let (first, second) = (Authority::new(), Authority::new());
+    let (first, second) = (CertificateAuthority::new(), CertificateAuthority::new());
     let tls = images.path("tls");
     first.put_server(&tls);
     let [known, plain, later] = ["known", "plain", "later"].map(|name| images.path(name));
@@ -177,7 +177,7 @@ fn tls_is_served_from_a_directory_and_renewed_by_a_reload() {
     assert!(daemon.log().contains("event=nbd-tls-failed"), "{}", daemon.log());
     let plain_tcp = run(tool("nbdinfo").arg(format!("nbd://localhost:{}/tank", port(&daemon))));
     assert_ne!(plain_tcp.exit, 0, "it does not begin TLS: {plain_tcp:?}");
-    let stays = Connected::to(&uri(&daemon, &known));
+    let stays = ConnectedClient::to(&uri(&daemon, &known));
     let it = client(&daemon);
     assert_eq!((&it["tls"], &it["read_only"]), (&true.into(), &false.into()), "{it}");
 
@@ -235,7 +235,7 @@ fn tls_is_served_from_a_directory_and_renewed_by_a_reload() {
 fn a_start_without_its_certificates_is_refused_in_one_sentence() {
     let images = configured("");
     let (tls, socket) = (images.path("tls"), images.path("run/nbd.sock"));
-    let authority = Authority::new();
+    let authority = CertificateAuthority::new();
     authority.put_server(&tls);
     add(&images, &format!("listen = [\"127.0.0.1:0\", {socket:?}]\ntls = {tls:?}\n"));
     let config = images.path("config.toml");
@@ -257,7 +257,12 @@ fn a_start_without_its_certificates_is_refused_in_one_sentence() {
     };
     refuses("server-cert.pem", None, 2, "put the server's certificate there in PEM");
     refuses("server-key.pem", Some("no key"), 2, "it contains no private key in PEM");
-    refuses("server-cert.pem", Some(&Authority::new().server().0), 2, "it is not the key of the certificate");
+    refuses(
+        "server-cert.pem",
+        Some(&CertificateAuthority::new().server().0),
+        2,
+        "it is not the key of the certificate",
+    );
     refuses("ca-cert.pem", None, 2, "or accept clients without a certificate: tls_verify_peer = false");
     refuses("ca-cert.pem", Some(""), 2, "it contains no certificate in PEM");
     let daemon = Daemon::configured(&images);
@@ -270,10 +275,10 @@ fn a_start_without_its_certificates_is_refused_in_one_sentence() {
 fn nobody_takes_over_without_the_certificates() {
     let images = configured("");
     let (tls, socket) = (images.path("tls"), images.path("run/nbd.sock"));
-    Authority::new().put_server(&tls);
+    CertificateAuthority::new().put_server(&tls);
     add(&images, &format!("listen = [\"127.0.0.1:0\", {socket:?}]\ntls = {tls:?}\n"));
     let daemon = Daemon::configured(&images);
-    let stays = Connected::to(&format!("nbd+unix:///tank?socket={}", socket.display()));
+    let stays = ConnectedClient::to(&format!("nbd+unix:///tank?socket={}", socket.display()));
     let it = client(&daemon);
     let key = tls.join("server-key.pem");
     let before = std::fs::read(&key).expect("it is there");
@@ -320,7 +325,7 @@ fn who_comes_where_one_may_only_look_writes_nothing() {
     assert!(ran.exit != 0 && ran.err.contains("EPERM") || ran.err.contains("not permitted"), "{ran:?}");
 
     // A read-only client blocks no other client, and sees what others write.
-    let watcher = Connected::to(&looks);
+    let watcher = ConnectedClient::to(&looks);
     let it = client(&daemon);
     assert_eq!((&it["read_only"], &it["tls"]), (&true.into(), &false.into()), "{it}");
     let reads = |line: &str| line.starts_with("client of tank: ") && line.ends_with(", reading (read-only)");

@@ -8,13 +8,13 @@ const CACHE: &str = "the cache is an older copy of itself";
 const BACKING: &str = "the backing device is an older copy of itself";
 
 /// The devices, with their directory.
-struct Site {
+struct OlderCopyFixture {
     images: Images,
     cache: String,
     backing: String,
 }
 
-impl Site {
+impl OlderCopyFixture {
     fn new() -> Self {
         let images = Images::new();
         let (cache, backing) = images.pair(64 << 20, SIZE as u64 + (1 << 20));
@@ -62,7 +62,7 @@ fn an_older_copy_of_either_device_ends_a_start_with_3() {
     if !requires("nbdcopy") {
         return;
     }
-    let site = Site::new();
+    let site = OlderCopyFixture::new();
     assert_eq!(site.filled(1).stop().0, 0);
     let copies =
         [("cache", CACHE), ("backing", BACKING)].map(|(device, told)| (device, told, site.save(device)));
@@ -82,7 +82,7 @@ fn a_clean_disk_that_was_copied_while_it_was_served_ends_a_start_with_3() {
     if !requires("nbdcopy") {
         return;
     }
-    let site = Site::new();
+    let site = OlderCopyFixture::new();
     let daemon = site.filled(1);
     done(&daemon, &["flush", "tank"]);
     let copy = site.save("backing");

@@ -12,14 +12,14 @@ const BACKING_BYTES: u64 = 20 << 20;
 
 /// A cache and two backing devices, labelled `tank` and `pond`, with a configuration that gives
 /// them other names.
-struct Site {
+struct OptionsFixture {
     images: Images,
     cache: String,
     tank: String,
     pond: String,
 }
 
-impl Site {
+impl OptionsFixture {
     fn new() -> Self {
         let images = Images::new();
         let cache = images.blank("cache", CACHE_BYTES);
@@ -117,7 +117,7 @@ fn every_option_is_set_stays_and_is_unset() {
     let all: Vec<_> = OPTIONS.iter().map(|option| option.name).collect();
     let all: Vec<_> = all.into_iter().filter(|name| !["label", "writeback_rate"].contains(name)).collect();
     assert_eq!(tried, all, "none is left out");
-    let site = Site::new();
+    let site = OptionsFixture::new();
     site.configure("");
     let of_person = std::fs::read(site.config()).expect("a file");
     let daemon = site.start();
@@ -155,7 +155,7 @@ fn every_option_is_set_stays_and_is_unset() {
 
 #[test]
 fn what_is_set_for_now_ends_with_the_daemon() {
-    let site = Site::new();
+    let site = OptionsFixture::new();
     site.configure("");
     let daemon = site.start();
     let options =
@@ -192,7 +192,7 @@ fn what_is_set_for_now_ends_with_the_daemon() {
 
 #[test]
 fn set_wins_over_the_file_and_a_reload_applies_what_changed() {
-    let site = Site::new();
+    let site = OptionsFixture::new();
     site.configure("writeback_percent = 15\nsequential_cutoff = \"2M\"\n");
     let daemon = site.start();
     let line = |option: &str| {
@@ -238,7 +238,7 @@ fn set_wins_over_the_file_and_a_reload_applies_what_changed() {
 
 #[test]
 fn what_is_refused_has_changed_nothing() {
-    let site = Site::new();
+    let site = OptionsFixture::new();
     site.configure("");
     let daemon = site.start();
     done(&daemon, &["set", "media", "writeback_percent=20"]);
@@ -297,7 +297,7 @@ fn what_is_refused_has_changed_nothing() {
 /// A number outside its range is clamped as the kernel does it, with a warning.
 #[test]
 fn the_end_of_a_range_is_taken_with_a_word() {
-    let site = Site::new();
+    let site = OptionsFixture::new();
     site.configure("");
     let daemon = site.start();
     let ran = ask(&daemon, &["set", "media", "writeback_percent=100"]);
@@ -315,7 +315,7 @@ fn the_end_of_a_range_is_taken_with_a_word() {
 
 #[test]
 fn a_dry_run_says_what_would_be() {
-    let site = Site::new();
+    let site = OptionsFixture::new();
     site.configure("");
     let daemon = site.start();
     done(&daemon, &["set", "media", "writeback_percent=20"]);
@@ -334,7 +334,7 @@ fn a_dry_run_says_what_would_be() {
 
 #[test]
 fn without_a_configuration_values_hold_until_the_daemon_stops() {
-    let site = Site::new();
+    let site = OptionsFixture::new();
     let daemon = Daemon::start(&site.images, &["--cache", &site.cache, "--backing", &site.tank]);
     let sentence = "devices of its command line, without a configuration; add --runtime";
     refused(&daemon, &["set", "tank", "writeback_percent=20"], 2, sentence);
@@ -349,7 +349,7 @@ fn without_a_configuration_values_hold_until_the_daemon_stops() {
 
 #[test]
 fn each_daemon_is_asked_for_its_own() {
-    let (here, there) = (Site::new(), Site::new());
+    let (here, there) = (OptionsFixture::new(), OptionsFixture::new());
     here.configure("");
     there.configure("");
     let (one, other) = (here.start(), there.start());
@@ -369,7 +369,7 @@ fn each_daemon_is_asked_for_its_own() {
 
 #[test]
 fn a_volume_is_called_by_name_label_uuid_or_path() {
-    let site = Site::new();
+    let site = OptionsFixture::new();
     site.configure("");
     let daemon = site.start();
     let uuid = daemon.status()["volumes"][1]["uuid"].as_str().expect("a UUID").to_owned();
@@ -397,7 +397,7 @@ fn a_volume_is_called_by_name_label_uuid_or_path() {
 /// Options set before the device appears apply when it does.
 #[test]
 fn a_volume_that_waits_has_options_too() {
-    let site = Site::new();
+    let site = OptionsFixture::new();
     site.configure("wait = \"1s\"\nwriteback_percent = 15\n");
     let away = site.images.path("away");
     std::fs::rename(&site.tank, &away).expect("out of sight");
@@ -429,7 +429,7 @@ fn a_volume_that_waits_has_options_too() {
 /// be made.
 #[test]
 fn a_configuration_in_the_working_directory_is_one_like_others() {
-    let site = Site::new();
+    let site = OptionsFixture::new();
     site.configure("writeback_delay = 60\n");
     let mut command = Daemon::command(&site.images, "run", &["--config", "config.toml"]);
     command.current_dir(site.config().parent().expect("a folder"));
@@ -446,7 +446,7 @@ fn a_configuration_in_the_working_directory_is_one_like_others() {
 /// A volume whose section a user removes would otherwise reappear as a section without a device.
 #[test]
 fn what_was_set_of_a_volume_that_is_gone_stops_no_start() {
-    let site = Site::new();
+    let site = OptionsFixture::new();
     site.configure("");
     let daemon = site.start();
     done(&daemon, &["set", "scratch", "writeback_percent=20"]);
@@ -476,7 +476,7 @@ fn what_was_set_of_a_volume_that_is_gone_stops_no_start() {
 /// Quiet hours are in local time, which the engine does not know.
 #[test]
 fn quiet_hours_are_of_the_local_time() {
-    let site = Site::new();
+    let site = OptionsFixture::new();
     site.configure("");
     let config = site.config();
     let start = |zone: &str| {
@@ -504,7 +504,7 @@ fn quiet_hours_are_of_the_local_time() {
 /// The controller sets the rate again at its next step.
 #[test]
 fn a_rate_of_write_back_is_so_until_the_next_step() {
-    let site = Site::new();
+    let site = OptionsFixture::new();
     site.configure("");
     let daemon = site.start();
     let rate = || value(&daemon, "media", "writeback_rate").0;
@@ -530,7 +530,7 @@ fn a_rate_of_write_back_is_so_until_the_next_step() {
 /// Programs use the socket directly.
 #[test]
 fn the_socket_answers_with_statuses_and_objects() {
-    let site = Site::new();
+    let site = OptionsFixture::new();
     site.configure("");
     let daemon = site.start();
     let http = |method: &str, path: &str, body: &str| {
@@ -584,7 +584,7 @@ fn the_socket_answers_with_statuses_and_objects() {
 /// `get` shows what was set. The values that result from it, or from the device, are in the status.
 #[test]
 fn stripes_in_force_are_in_the_status() {
-    let site = Site::new();
+    let site = OptionsFixture::new();
     site.configure("");
     let daemon = site.start();
     let in_force = || {

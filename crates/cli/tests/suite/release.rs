@@ -3,10 +3,10 @@
 //! sysfs.
 
 use crate::common::{
-    self, Daemon, Images, Loop, ask, bcached, bytes, done, fill, json, pattern, refused, requires, tool,
+    self, Daemon, Images, LoopDevice, ask, bcached, bytes, done, fill, json, pattern, refused, requires, tool,
 };
 use bcached_control::client;
-use bcached_control::jobs::{Begin, Verb};
+use bcached_control::jobs::{JobKind, JobSpec};
 use std::path::Path;
 use std::process::Stdio;
 
@@ -14,13 +14,13 @@ const CACHE_BYTES: u64 = 36 << 20;
 const BACKING_BYTES: u64 = 20 << 20;
 const DATA_BYTES: usize = 2 << 20;
 
-struct Site {
+struct ReleaseFixture {
     images: Images,
     fast: String,
     tank: String,
 }
 
-impl Site {
+impl ReleaseFixture {
     fn new() -> Self {
         let images = Images::new();
         let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
@@ -40,7 +40,7 @@ impl Site {
     }
 
     /// Runs `bcached` on a machine with such a kernel.
-    fn beside_kernel(&self, daemon: &Daemon, words: &[&str]) -> common::Ran {
+    fn beside_kernel(&self, daemon: &Daemon, words: &[&str]) -> common::CommandResult {
         let mut command = common::program();
         command
             .args(words)
@@ -55,7 +55,7 @@ fn a_released_set_stays_as_it_is_and_is_not_taken_again() {
     if !requires("nbdcopy") {
         return;
     }
-    let site = Site::new();
+    let site = ReleaseFixture::new();
     let daemon = site.start();
     fill(&site.images, &daemon, "media", &pattern(DATA_BYTES, 1));
     let planned = done(&daemon, &["release", "fast", "--dry-run"]);
@@ -103,7 +103,7 @@ fn a_released_set_stays_as_it_is_and_is_not_taken_again() {
 
 #[test]
 fn a_released_set_is_given_to_the_kernel() {
-    let site = Site::new();
+    let site = ReleaseFixture::new();
     let daemon = site.start();
     let ran = site.beside_kernel(&daemon, &["release", "fast", "--register"]);
     assert_eq!(
@@ -133,7 +133,7 @@ fn what_is_in_use_is_not_released() {
     if !requires("qemu-io") {
         return;
     }
-    let site = Site::new();
+    let site = ReleaseFixture::new();
     let daemon = site.start();
     refused(&daemon, &["release", "slow"], 2, "no cache is called `slow`");
     let mut client = tool("qemu-io")
@@ -158,7 +158,7 @@ fn what_is_in_use_is_not_released() {
 /// and does not return with the others.
 #[test]
 fn a_release_leaves_what_was_removed_before_alone() {
-    let site = Site::new();
+    let site = ReleaseFixture::new();
     let daemon = site.start();
     done(&daemon, &["remove", "media"]);
     let released = done(&daemon, &["release", "fast"]);
@@ -178,7 +178,7 @@ fn a_release_leaves_what_was_removed_before_alone() {
 /// The kernel gets nothing before the set is released, and `--no-wait` would not wait for that.
 #[test]
 fn devices_are_not_registered_without_waiting() {
-    let site = Site::new();
+    let site = ReleaseFixture::new();
     let daemon = site.start();
     refused(&daemon, &["release", "fast", "--register", "--no-wait"], 2, "exclude each other");
     assert_eq!(daemon.status()["caches"].as_array().map(Vec::len), Some(1), "nothing was done");
@@ -189,7 +189,7 @@ fn devices_are_not_registered_without_waiting() {
 /// are, so the set stays served. Undoing what was not stored leaves no file that a start refuses.
 #[test]
 fn a_release_that_cannot_be_kept_is_refused_before_anything_is_let_go_of() {
-    let site = Site::new();
+    let site = ReleaseFixture::new();
     let daemon = site.start();
     let in_the_way = site.images.path(&format!("config.d/99-set.toml.{}.new", daemon.id()));
     std::fs::create_dir_all(&in_the_way).expect("in the way");
@@ -214,7 +214,7 @@ fn a_release_that_cannot_be_kept_is_refused_before_anything_is_let_go_of() {
 }
 
 /// Starts a job without waiting for it.
-fn begin(daemon: &Daemon, begin: &Begin) -> String {
+fn begin(daemon: &Daemon, begin: &JobSpec) -> String {
     let body = serde_json::to_string(begin).expect("text");
     client::post(Path::new(daemon.control()), "/v1/jobs", &body).expect("it begins")
 }
@@ -233,7 +233,7 @@ fn a_volume_that_is_added_meanwhile_undoes_no_release() {
     if !requires("nbdcopy") {
         return;
     }
-    let site = Site::new();
+    let site = ReleaseFixture::new();
     let names: Vec<_> = (0..12).map(|number| format!("other{number}")).collect();
     let devices: Vec<_> = names.iter().map(|name| site.images.blank(name, BACKING_BYTES)).collect();
     let made = |device: &String| bcached(&["make", "-B", device]).exit;
@@ -242,10 +242,10 @@ fn a_volume_that_is_added_meanwhile_undoes_no_release() {
     // Gives the stop something to write.
     fill(&site.images, &daemon, "media", &pattern(DATA_BYTES, 1));
     std::thread::scope(|scope| {
-        scope.spawn(|| begin(&daemon, &Begin::new(Verb::Release, "fast".to_owned())));
+        scope.spawn(|| begin(&daemon, &JobSpec::new(JobKind::Release, "fast".to_owned())));
         for (name, device) in names.iter().zip(&devices) {
             let (backing, cache) = (Some(device.clone()), Some("none".to_owned()));
-            begin(&daemon, &Begin { backing, cache, ..Begin::new(Verb::Add, name.clone()) });
+            begin(&daemon, &JobSpec { backing, cache, ..JobSpec::new(JobKind::Add, name.clone()) });
         }
     });
     wait_for_all(&daemon);
@@ -273,7 +273,7 @@ fn a_reload_undoes_no_release() {
     if !requires("nbdcopy") {
         return;
     }
-    let site = Site::new();
+    let site = ReleaseFixture::new();
     let daemon = site.start();
     // Gives the stop something to write.
     fill(&site.images, &daemon, "media", &pattern(DATA_BYTES, 1));
@@ -291,7 +291,7 @@ fn a_reload_undoes_no_release() {
 /// release: without the cache the volume could not be served.
 #[test]
 fn a_section_that_was_not_read_goes_with_its_cache() {
-    let site = Site::new();
+    let site = ReleaseFixture::new();
     let daemon = site.start();
     let text = std::fs::read_to_string(site.images.path("config.toml")).expect("readable");
     site.images.configure(&format!("{text}[volume.late]\nbacking = \"/nonexistent\"\n"));
@@ -302,7 +302,7 @@ fn a_section_that_was_not_read_goes_with_its_cache() {
 
 /// Nothing is served, neither now nor by the next start.
 #[track_caller]
-fn nothing_is_served(site: &Site, daemon: Daemon) {
+fn nothing_is_served(site: &ReleaseFixture, daemon: Daemon) {
     let status = daemon.status();
     let served = ["caches", "volumes"].map(|list| status[list].as_array().map(Vec::len));
     assert_eq!(served, [Some(0), Some(0)], "{status} {}\n{}", site.kept(), daemon.log());
@@ -326,7 +326,7 @@ fn a_released_set_comes_back_under_its_names_however_it_is_called() {
     let set = set.expect("a set");
     let mut loops = Vec::new();
     for image in [&fast, &tank, &gone] {
-        let Some(made) = Loop::over(image) else { return };
+        let Some(made) = LoopDevice::over(image) else { return };
         // Links like those in /dev/disk/by-id.
         std::os::unix::fs::symlink(&made.0, format!("{image}-by-id")).expect("a link");
         loops.push(made);

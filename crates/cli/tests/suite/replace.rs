@@ -2,8 +2,8 @@
 //! happens in between. Dirty data in a dead cache keeps it from being replaced.
 
 use crate::common::{
-    self, Daemon, Images, Locked, ask, bcached, bytes, content, done, fill, json, pattern, refused, requires,
-    tool,
+    self, Daemon, FileLock, Images, ask, bcached, bytes, content, done, fill, json, pattern, refused,
+    requires, tool,
 };
 use std::io::{BufRead as _, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
@@ -15,13 +15,13 @@ const DATA_BYTES: usize = 2 << 20;
 const VOLUMES: [&str; 2] = ["media", "pond"];
 
 /// A cache with two volumes in writeback mode, and a blank device.
-struct Site {
+struct ReplaceFixture {
     images: Images,
     old: String,
     new: String,
 }
 
-impl Site {
+impl ReplaceFixture {
     fn new() -> Self {
         let images = Images::new();
         let old = images.blank("old", CACHE_BYTES);
@@ -76,13 +76,13 @@ impl Site {
 }
 
 /// A client that stays connected.
-struct Client {
+struct ReplaceClient {
     child: Child,
     asks: ChildStdin,
     answers: std::io::Lines<std::io::BufReader<ChildStdout>>,
 }
 
-impl Client {
+impl ReplaceClient {
     fn connect(daemon: &Daemon, volume: &str) -> Self {
         let mut child = tool("qemu-io")
             .args(["-f", "raw", &daemon.uri(volume)])
@@ -121,10 +121,10 @@ fn a_cache_is_replaced_under_its_clients() {
     if !requires("nbdcopy") || !requires("qemu-io") {
         return;
     }
-    let site = Site::new();
+    let site = ReplaceFixture::new();
     let daemon = site.start();
     site.write(&daemon);
-    let mut client = Client::connect(&daemon, "media");
+    let mut client = ReplaceClient::connect(&daemon, "media");
     client.ask("write -P 7 4M 64k", "wrote 65536/65536");
     let planned = done(&daemon, &["replace", "fast", "--with", &site.new, "--dry-run"]);
     // Some of the 4 MiB may have been written back by now.
@@ -167,7 +167,7 @@ fn a_replacement_goes_on_after_a_kill_and_can_be_cancelled() {
     if !requires("nbdcopy") || !requires("qemu-io") {
         return;
     }
-    let site = Site::new();
+    let site = ReplaceFixture::new();
     let daemon = site.start();
     site.write(&daemon);
     site.hold_back(&daemon, 7);
@@ -227,7 +227,7 @@ fn a_dead_cache_is_replaced_if_nothing_was_dirty_in_it() {
     if !requires("nbdcopy") {
         return;
     }
-    let site = Site::new();
+    let site = ReplaceFixture::new();
     let daemon = site.start();
     site.write(&daemon);
     done(&daemon, &["flush", "pond"]);
@@ -271,7 +271,7 @@ fn a_dead_cache_is_replaced_if_nothing_was_dirty_in_it() {
 /// Refused commands change nothing.
 #[test]
 fn what_cannot_be_replaced_is_refused() {
-    let site = Site::new();
+    let site = ReplaceFixture::new();
     let daemon = site.start();
     let with =
         |device: &str| vec!["replace".to_owned(), "fast".to_owned(), "--with".to_owned(), device.to_owned()];
@@ -315,7 +315,7 @@ fn what_cannot_be_replaced_is_refused() {
 /// one.
 #[test]
 fn a_volume_that_has_left_a_dead_cache_comes_to_the_new_one() {
-    let site = Site::new();
+    let site = ReplaceFixture::new();
     let daemon = site.start();
     assert_eq!(daemon.stop().0, 0);
     // As a set that fails under a clean volume leaves it.
@@ -337,7 +337,7 @@ fn a_dead_cache_is_not_replaced_while_anything_may_be_dirty_in_it() {
     if !requires("nbdcopy") {
         return;
     }
-    let site = Site::new();
+    let site = ReplaceFixture::new();
     let other = site.images.blank("other", CACHE_BYTES);
     assert_eq!(bcached(&["make", "-b", "64k", "-C", &other]).exit, 0);
     let path = site.images.path("config.toml");
@@ -377,7 +377,7 @@ fn a_dead_cache_is_not_replaced_while_anything_may_be_dirty_in_it() {
 /// The device is written only after all else has been checked.
 #[test]
 fn a_refused_replacement_leaves_the_new_device_as_it_is() {
-    let site = Site::new();
+    let site = ReplaceFixture::new();
     let daemon = site.start();
     std::fs::create_dir_all(site.images.path("config.d")).expect("a folder");
     let file = site.images.path("config.d/99-set.toml");
@@ -398,7 +398,7 @@ fn a_refused_replacement_leaves_the_new_device_as_it_is() {
 /// With several caches, a volume that briefly belongs to none is identified by its section.
 #[test]
 fn volumes_that_name_no_cache_are_named_before_they_leave() {
-    let site = Site::new();
+    let site = ReplaceFixture::new();
     let other = site.images.blank("other", CACHE_BYTES);
     assert_eq!(bcached(&["make", "-b", "64k", "-C", &other]).exit, 0);
     let daemon = site.start();
@@ -420,7 +420,7 @@ fn a_volume_with_dirty_data_stays_with_a_former_cache_that_has_failed() {
     if !requires("nbdcopy") || !requires("qemu-io") {
         return;
     }
-    let site = Site::new();
+    let site = ReplaceFixture::new();
     site.images.configure_wait("1s");
     let daemon = site.start();
     site.write(&daemon);
@@ -437,7 +437,7 @@ fn a_volume_with_dirty_data_stays_with_a_former_cache_that_has_failed() {
     daemon.kill();
 
     // The replacement continues when the new device is available; until then the old one serves.
-    let new = Locked::new(&site.new);
+    let new = FileLock::new(&site.new);
     let daemon = site.start();
     daemon.wait_for("it is served", |status| volume(status, "media")["state"] == "served");
     done(&daemon, &["set", "media", "on_cache_error=fail", "--runtime"]);
@@ -479,7 +479,7 @@ fn a_dead_cache_is_replaced_when_its_volumes_are_on_the_new_device() {
     if !requires("nbdcopy") {
         return;
     }
-    let site = Site::new();
+    let site = ReplaceFixture::new();
     site.images.configure_wait("1s");
     let daemon = site.start();
     site.write(&daemon);
@@ -526,14 +526,14 @@ fn a_dead_cache_is_replaced_when_its_volumes_are_on_the_new_device() {
 /// The command says what it waits for, and can be given up.
 #[test]
 fn who_waits_for_volumes_of_a_dead_cache_learns_for_which_and_can_give_it_up() {
-    let site = Site::new();
+    let site = ReplaceFixture::new();
     site.images.configure_wait("1s");
     std::fs::remove_file(&site.old).expect("ours");
     let daemon = site.start();
     // Its section says that it may take a while.
     let late = site.images.blank("late", BACKING_BYTES);
     assert_eq!(bcached(&["make", "-B", &late]).exit, 0);
-    let held = Locked::new(&late);
+    let held = FileLock::new(&late);
     let config = std::fs::read_to_string(site.images.path("config.toml")).expect("text");
     site.images.configure(&(config + &format!("[volume.late]\nbacking = {late:?}\nwait = \"10m\"\n")));
     daemon.signal(rustix::process::Signal::HUP);
@@ -561,7 +561,7 @@ fn who_waits_for_volumes_of_a_dead_cache_learns_for_which_and_can_give_it_up() {
 /// not all of its volumes were on "that".
 #[test]
 fn a_device_that_the_cache_always_had_is_not_waited_for() {
-    let site = Site::new();
+    let site = ReplaceFixture::new();
     let pond = site.images.path("pond.img");
     site.images.configure_wait("0s");
     std::fs::rename(&pond, site.images.path("away")).expect("out of sight");

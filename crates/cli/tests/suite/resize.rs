@@ -13,13 +13,13 @@ const MIB: u64 = 1 << 20;
 const OFFSET: u64 = 8192;
 
 /// A cache and a volume of 20 MiB in writeback mode, without automatic write-back.
-struct Site {
+struct ResizeFixture {
     images: Images,
     fast: String,
     tank: String,
 }
 
-impl Site {
+impl ResizeFixture {
     fn new() -> Self {
         let images = Images::new();
         let (fast, tank) = images.pair(100 * MIB, OFFSET + 20 * MIB);
@@ -93,7 +93,7 @@ fn a_device_that_has_grown_is_taken_up_while_it_is_served() {
     if !requires("nbdcopy") {
         return;
     }
-    let site = Site::new();
+    let site = ResizeFixture::new();
     let daemon = site.start();
     let before = site.write(&daemon, 20 * MIB, 1);
     assert_eq!(done(&daemon, &["grow", "media"]), "media: its size is 20 MiB already\n");
@@ -132,7 +132,7 @@ fn a_volume_that_has_shrunk_stays_so_until_it_grows() {
     if !requires("nbdcopy") || !requires("qemu-io") {
         return;
     }
-    let site = Site::new();
+    let site = ResizeFixture::new();
     let daemon = site.start();
     let mut data = site.write(&daemon, 20 * MIB, 1);
     site.write_behind(&daemon, &mut data);
@@ -187,7 +187,7 @@ fn a_shrink_goes_on_after_a_kill_and_can_be_cancelled() {
     if !requires("nbdcopy") || !requires("qemu-io") {
         return;
     }
-    let site = Site::new();
+    let site = ResizeFixture::new();
     let daemon = site.start();
     let mut data = site.write(&daemon, 20 * MIB, 1);
     site.write_behind(&daemon, &mut data);
@@ -219,7 +219,7 @@ fn what_cannot_be_resized_is_refused_in_a_sentence() {
     if !requires("nbdcopy") {
         return;
     }
-    let site = Site::new();
+    let site = ResizeFixture::new();
     let daemon = site.start();
     let data = site.write(&daemon, 20 * MIB, 1);
     let shrink = |size: &'static str| ["shrink", "media", "--size", size];
@@ -265,7 +265,7 @@ fn a_volume_in_use_grows_and_does_not_shrink() {
     if !requires("qemu-io") || !requires("nbdinfo") {
         return;
     }
-    let site = Site::new();
+    let site = ResizeFixture::new();
     let daemon = site.start();
     let mut client = tool("qemu-io")
         .args(["-f", "raw", &daemon.uri("media")])
@@ -290,7 +290,7 @@ fn a_volume_in_use_grows_and_does_not_shrink() {
 /// `size` in a user's own file limits a volume, and `grow` does not exceed it.
 #[test]
 fn a_size_in_the_configuration_is_a_limit() {
-    let site = Site::new();
+    let site = ResizeFixture::new();
     site.configure("size = \"8M\"\n");
     let daemon = site.start();
     assert_eq!(size(&daemon), 8 * MIB);
@@ -346,7 +346,7 @@ fn a_volume_in_the_cache_alone_gets_another_size() {
     if !requires("nbdcopy") || !requires("nbdinfo") {
         return;
     }
-    let site = Site::new();
+    let site = ResizeFixture::new();
     let daemon = site.start();
     done(&daemon, &["add", "scratch", "--size", "4M"]);
     cannot_be_added_or_grown(&daemon);
@@ -414,7 +414,7 @@ fn a_shrink_that_loses_data_can_be_cancelled() {
         return;
     }
     use std::io::Read as _;
-    let site = Site::new();
+    let site = ResizeFixture::new();
     let daemon = site.start();
     done(&daemon, &["add", "scratch", "--size", "6M"]);
     let data = pattern(usize::try_from(6 * MIB).expect("small"), 1);

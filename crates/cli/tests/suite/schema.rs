@@ -15,7 +15,7 @@ const MAPS: &[&str] = &["fields", "windows", "bypassed", "latency", "labels"];
 
 /// What was printed under one schema's name: the fields of each value.
 #[derive(Default)]
-struct Printed {
+struct PrintedFields {
     version: u64,
     /// The types by path, and how often the path, and the object that contains it, appeared.
     fields: BTreeMap<String, (BTreeSet<&'static str>, u64)>,
@@ -23,9 +23,9 @@ struct Printed {
 }
 
 #[derive(Default)]
-struct All(BTreeMap<String, Printed>);
+struct PrintedSchemas(BTreeMap<String, PrintedFields>);
 
-impl All {
+impl PrintedSchemas {
     /// Records the fields of an output.
     #[track_caller]
     fn take(&mut self, text: &str) -> Value {
@@ -47,7 +47,7 @@ impl All {
     }
 }
 
-impl Printed {
+impl PrintedFields {
     fn object(&mut self, path: &str, value: &Value) {
         *self.objects.entry(path.to_owned()).or_default() += 1;
         for (key, inner) in value.as_object().expect("an object") {
@@ -121,14 +121,14 @@ impl Printed {
 
 /// The program's list of one schema: its version, and by path the types, whether the field may be
 /// absent, and whether no test prints it.
-struct Known {
+struct ListedFields {
     version: u64,
     fields: BTreeMap<String, (BTreeSet<String>, bool)>,
     optional: BTreeSet<String>,
 }
 
-fn known() -> BTreeMap<String, Known> {
-    let mut all: BTreeMap<String, Known> = BTreeMap::new();
+fn known() -> BTreeMap<String, ListedFields> {
+    let mut all: BTreeMap<String, ListedFields> = BTreeMap::new();
     let mut last = String::new();
     let mut references = Vec::new();
     for line in LISTED.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -136,7 +136,10 @@ fn known() -> BTreeMap<String, Known> {
             let (name, version) = head.rsplit_once(' ').expect("a version");
             let version = version.parse().expect("a number");
             last = name.to_owned();
-            all.insert(last.clone(), Known { version, fields: BTreeMap::new(), optional: BTreeSet::new() });
+            all.insert(
+                last.clone(),
+                ListedFields { version, fields: BTreeMap::new(), optional: BTreeSet::new() },
+            );
             continue;
         }
         let (path, types) = line.split_once(' ').expect("types");
@@ -189,7 +192,7 @@ fn known() -> BTreeMap<String, Known> {
 }
 
 /// Returns what is wrong with the list, if these were all outputs.
-fn compare(all: &All) -> Vec<String> {
+fn compare(all: &PrintedSchemas) -> Vec<String> {
     let known = known();
     let mut wrong = Vec::new();
     for (name, printed) in &all.0 {
@@ -248,7 +251,7 @@ fn compare(all: &All) -> Vec<String> {
 const MIB: u64 = 1 << 20;
 
 /// Runs commands of all kinds.
-fn print_everything(all: &mut All) {
+fn print_everything(all: &mut PrintedSchemas) {
     let images = Images::new();
     let fast = images.blank("fast", 36 * MIB);
     let tank = images.blank("tank", 20 * MIB);
@@ -303,7 +306,7 @@ fn print_everything(all: &mut All) {
 }
 
 /// Runs the commands that look at devices.
-fn offline(all: &mut All, images: &Images, devices: &[&String]) {
+fn offline(all: &mut PrintedSchemas, images: &Images, devices: &[&String]) {
     let [fast, tank, pond, blank] = devices else { unreachable!("four") };
     for device in [fast, tank, pond] {
         all.take(&bcached(&["show", "--json", device]).out);
@@ -330,7 +333,7 @@ fn offline(all: &mut All, images: &Images, devices: &[&String]) {
     all.take(&bcached(&["show", "--json", torn]).out);
 }
 
-fn while_it_runs(all: &mut All, images: &Images, daemon: &Daemon) {
+fn while_it_runs(all: &mut PrintedSchemas, images: &Images, daemon: &Daemon) {
     let fast = images.path("fast");
     all.take(&bcached(&["doctor", "--json", fast.to_str().expect("text")]).out);
     let data = images.path("data");
@@ -378,7 +381,7 @@ fn while_it_runs(all: &mut All, images: &Images, daemon: &Daemon) {
 }
 
 /// Produces the list of the data lost with a volume.
-fn lost(all: &mut All, images: &Images, fast: &str) {
+fn lost(all: &mut PrintedSchemas, images: &Images, fast: &str) {
     let config = images.path("config.toml");
     std::fs::write(&config, format!("version = 1\n[cache.fast]\ndevice = {fast:?}\n")).expect("a file");
     let daemon = Daemon::start(images, &["--config", config.to_str().expect("text")]);
@@ -400,7 +403,7 @@ fn every_output_is_listed_and_every_list_is_of_an_output() {
     if !requires("nbdcopy") {
         return;
     }
-    let mut all = All::default();
+    let mut all = PrintedSchemas::default();
     print_everything(&mut all);
     if let Some(path) = std::env::var_os("BCACHED_LIST_SCHEMAS") {
         let mut text = String::new();

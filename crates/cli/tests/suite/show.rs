@@ -4,7 +4,7 @@
 use crate::common::{self, Images, bcached, bytes, json, patch, requires, run, tool};
 
 /// Runs both programs on `image`: they print the same lines, whatever the exit statuses are.
-fn compare(image: &str, with_f: bool) -> common::Ran {
+fn compare(image: &str, with_f: bool) -> common::CommandResult {
     let theirs = if with_f {
         run(tool("bcache-super-show").args(["-f", image]))
     } else {

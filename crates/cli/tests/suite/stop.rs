@@ -13,13 +13,13 @@ const BACKING_BYTES: u64 = 20 << 20;
 const DATA_BYTES: usize = 2 << 20;
 
 /// A cache and a volume in writeback mode, without automatic write-back.
-struct Site {
+struct StopFixture {
     images: Images,
     fast: String,
     tank: String,
 }
 
-impl Site {
+impl StopFixture {
     fn new() -> Self {
         let images = Images::new();
         let (fast, tank) = images.pair(CACHE_BYTES, BACKING_BYTES);
@@ -70,7 +70,7 @@ fn a_stop_names_what_stays_dirty_and_says_how_it_has_ended() {
     if !requires("nbdcopy") {
         return;
     }
-    let site = Site::new();
+    let site = StopFixture::new();
     let daemon = site.start();
     let data = site.write(&daemon);
     let stays = "media: 2 MiB dirty stays on fast; keep them together\n";
@@ -114,7 +114,7 @@ fn what_stays_is_what_is_dirty_in_the_end() {
     if !requires("nbdcopy") || !requires("qemu-io") {
         return;
     }
-    let site = Site::new();
+    let site = StopFixture::new();
     let daemon = site.start();
     site.write(&daemon);
     let mut client = site.client(&daemon);
@@ -143,7 +143,7 @@ fn a_stop_waits_for_clients_and_is_joined() {
     if !requires("qemu-io") {
         return;
     }
-    let site = Site::new();
+    let site = StopFixture::new();
     let daemon = site.start();
     let mut client = site.client(&daemon);
     for _ in 0..2 {
@@ -169,7 +169,7 @@ fn a_stop_that_fails_is_told() {
     if !requires("nbdcopy") {
         return;
     }
-    let site = Site::new();
+    let site = StopFixture::new();
     let daemon = site.start();
     site.write(&daemon);
     daemon.fail_writes_beyond(4096);
@@ -184,7 +184,7 @@ fn a_stopped_volume_is_not_served_until_it_is_added_or_the_daemon_starts() {
     if !requires("nbdcopy") || !requires("qemu-io") {
         return;
     }
-    let site = Site::new();
+    let site = StopFixture::new();
     let daemon = site.start();
     let data = site.write(&daemon);
     let mut client = site.client(&daemon);
@@ -242,7 +242,7 @@ fn a_stopped_volume_is_not_served_until_it_is_added_or_the_daemon_starts() {
 /// Devices of the command line, and a volume that lives in the cache alone.
 #[test]
 fn a_stop_of_a_volume_needs_no_configuration() {
-    let site = Site::new();
+    let site = StopFixture::new();
     let daemon = Daemon::start(&site.images, &["--cache", &site.fast, "--backing", &site.tank]);
     done(&daemon, &["add", "scratch", "--size", "1M"]);
     for name in ["tank", "scratch"] {

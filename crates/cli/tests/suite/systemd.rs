@@ -1,7 +1,7 @@
 //! The daemon as a service: its messages to the service manager, which kills a service whose start
 //! or stop takes too long.
 
-use crate::common::{Daemon, Images, Last, bcached, control, json, pid};
+use crate::common::{Daemon, Images, StopOnDrop, bcached, control, json, pid};
 use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A daemon that is killed when this is dropped.
-struct Served(Child);
+struct ServiceProcess(Child);
 
-impl Drop for Served {
+impl Drop for ServiceProcess {
     fn drop(&mut self) {
         let _ended_already = self.0.kill();
         let _reaped_already = self.0.wait();
     }
 }
 
-impl Served {
+impl ServiceProcess {
     #[track_caller]
     fn ends(&mut self, otherwise: &str) {
         let started = Instant::now();
@@ -31,14 +31,14 @@ impl Served {
 }
 
 /// Starts the daemon of this configuration, with a socket that acts as its service manager.
-fn managed(images: &Images) -> (UnixDatagram, Served) {
+fn managed(images: &Images) -> (UnixDatagram, ServiceProcess) {
     let socket = images.path("manager.sock");
     let manager = UnixDatagram::bind(&socket).expect("a socket");
     manager.set_read_timeout(Some(Duration::from_secs(1))).expect("a limit");
     let config = images.path("config.toml");
     let mut command = Daemon::command(images, "run", &["--config", config.to_str().expect("text")]);
     command.env("NOTIFY_SOCKET", &socket).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    (manager, Served(command.spawn().expect("starts")))
+    (manager, ServiceProcess(command.spawn().expect("starts")))
 }
 
 /// Returns the messages up to and including the first that begins with `wanted`.
@@ -88,7 +88,7 @@ fn who_has_taken_over_is_the_service() {
     let images = Images::new();
     images.configure_pair(64 << 20, 20 << 20, "");
     let (manager, mut served) = managed(&images);
-    let _last = Last(&images);
+    let _last = StopOnDrop(&images);
     told_until(&manager, "READY=1");
     let ran = bcached(&["take-over", "--json", "--control", &control(&images)]);
     assert_eq!(ran.exit, 0, "{}", ran.err);

@@ -9,18 +9,18 @@
 
 use super::quiet_hours::QuietHours;
 use super::value::Value;
-use super::{Definition, OPTIONS, Place, Scope, cache_options};
+use super::{OPTIONS, OptionDefinition, OptionStorage, Scope, cache_options};
 use crate::Origin;
 use bcached_engine::{Options, Settings, VolumeOptions};
 use bcached_format::CacheMode;
 use std::collections::BTreeMap;
 
 /// The options that files set, by name.
-pub type Configured = BTreeMap<&'static str, Setting>;
+pub type ConfiguredOptions = BTreeMap<&'static str, OptionSetting>;
 
 /// A value, and its location.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Setting {
+pub struct OptionSetting {
     /// The value.
     pub value: Value,
     /// File and line.
@@ -29,16 +29,16 @@ pub struct Setting {
 
 /// All options that have been set.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub struct Layers {
+pub struct OptionLayers {
     /// By files.
-    pub configured: Configured,
+    pub configured: ConfiguredOptions,
     /// In the running daemon, by name of the option.
     pub runtime: BTreeMap<&'static str, Value>,
 }
 
 /// The source of the value in force.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Source<'a> {
+pub enum ValueSource<'a> {
     /// A command to the running daemon.
     Runtime,
     /// A file.
@@ -47,21 +47,21 @@ pub enum Source<'a> {
 
 /// Two values that contradict each other.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Contradiction {
+pub struct OptionConflict {
     /// Both, as a clause.
     pub what: String,
     /// The names of the options.
     pub options: [&'static str; 2],
 }
 
-impl Layers {
+impl OptionLayers {
     /// Returns the value of the option `name` and its source; `None` if it is not set.
     #[must_use]
-    pub fn said(&self, name: &str) -> Option<(&Value, Source<'_>)> {
-        let runtime = self.runtime.get(name).map(|value| (value, Source::Runtime));
+    pub fn said(&self, name: &str) -> Option<(&Value, ValueSource<'_>)> {
+        let runtime = self.runtime.get(name).map(|value| (value, ValueSource::Runtime));
         let configured = || {
             let setting = self.configured.get(name)?;
-            Some((&setting.value, Source::Configured(&setting.origin)))
+            Some((&setting.value, ValueSource::Configured(&setting.origin)))
         };
         runtime.or_else(configured)
     }
@@ -71,7 +71,9 @@ impl Layers {
     pub fn volume_options(&self, minute: impl FnOnce() -> u16) -> VolumeOptions {
         let mut options = VolumeOptions::default();
         for option in OPTIONS {
-            if let (Place::Engine { write, .. }, Some((value, _))) = (option.place, self.said(option.name)) {
+            if let (OptionStorage::Engine { write, .. }, Some((value, _))) =
+                (option.place, self.said(option.name))
+            {
                 write(&mut options, value);
             }
         }
@@ -116,7 +118,7 @@ impl Layers {
     ///
     /// # Errors
     /// The two values that do.
-    pub fn check(&self) -> Result<(), Contradiction> {
+    pub fn check(&self) -> Result<(), OptionConflict> {
         let options = self.volume_options(|| 0);
         let below = |lower: &'static str, upper: &'static str, is_in_order: bool| {
             if is_in_order {
@@ -128,7 +130,7 @@ impl Layers {
             });
             let relation = if lower == "writeback_rate_minimum" { "not be above" } else { "be below" };
             let what = format!("{lower} must {relation} {upper}, but they would be {one} and {other}");
-            Err(Contradiction { what, options: [lower, upper] })
+            Err(OptionConflict { what, options: [lower, upper] })
         };
         let (low, mid, high) = (
             options.writeback_rate_fp_term_low,
@@ -142,9 +144,9 @@ impl Layers {
     }
 }
 
-fn read(option: &Definition, options: &VolumeOptions) -> Option<Value> {
+fn read(option: &OptionDefinition, options: &VolumeOptions) -> Option<Value> {
     match option.place {
-        Place::Engine { read, .. } => Some(read(options)),
+        OptionStorage::Engine { read, .. } => Some(read(options)),
         _ => None,
     }
 }

@@ -14,13 +14,13 @@ pub mod shown;
 pub mod value;
 
 use bcached_control::failure::{Failure, Kind as FailureKind};
-use bcached_engine::{OnError, Options, Settings, VolumeOptions};
-use bcached_format::Replacement;
-use value::{Kind, Refused, Value};
+use bcached_engine::{ErrorPolicy, Options, Settings, VolumeOptions};
+use bcached_format::ReplacementPolicy;
+use value::{Value, ValueError, ValueKind};
 
 /// One option.
 #[derive(Debug)]
-pub struct Definition {
+pub struct OptionDefinition {
     /// The kernel's name, where it has the option.
     pub name: &'static str,
     /// What has the option.
@@ -28,7 +28,7 @@ pub struct Definition {
     /// What it does, in a sentence.
     pub help: &'static str,
     /// The values that it accepts.
-    pub kind: Kind,
+    pub kind: ValueKind,
     /// The unit of a plain number; empty where the kind or the name shows it.
     unit: &'static str,
     /// `none` is a valid value, too.
@@ -37,7 +37,7 @@ pub struct Definition {
     /// the kernel, but not silently.
     pub is_of_kernel: bool,
     /// Where its value is stored.
-    pub place: Place,
+    pub place: OptionStorage,
 }
 
 /// What has an option.
@@ -51,13 +51,13 @@ pub enum Scope {
 
 /// Where the value of an option is stored.
 #[derive(Clone, Copy, Debug)]
-pub enum Place {
+pub enum OptionStorage {
     /// In the backing superblock, read-only here.
     Label,
     /// In the backing superblock.
     CacheMode,
     /// In the engine, which recomputes it every few seconds.
-    Pace,
+    WritebackRate,
     /// In the supervisor, which tells the engine when they begin and end.
     QuietHours,
     /// In the engine, as long as the volume is served.
@@ -68,7 +68,7 @@ pub enum Place {
         write: fn(&mut VolumeOptions, &Value),
     },
     /// In the superblock of a cache; a value in the options of its engine overrides that.
-    Kept {
+    CacheSuperblock {
         /// Reads the value from the superblock's settings.
         read: fn(&Settings) -> Option<Value>,
         /// Makes the engine use a value, or with `None` the one in the superblock.
@@ -77,7 +77,7 @@ pub enum Place {
         keep: fn(&mut Settings, &Value),
     },
     /// In the engine of a cache.
-    Set {
+    CacheEngine {
         /// Reads the value from the engine's options.
         read: fn(&Options) -> Value,
         /// Changes it there.
@@ -89,7 +89,7 @@ pub enum Place {
 /// uses.
 macro_rules! engine {
     ($variant:ident, $field:ident) => {
-        Place::Engine {
+        OptionStorage::Engine {
             read: |options| Value::$variant(options.$field),
             write: |options, value| {
                 if let Value::$variant(new) = value {
@@ -99,18 +99,18 @@ macro_rules! engine {
         }
     };
     (policy $field:ident) => {
-        Place::Engine {
+        OptionStorage::Engine {
             read: |options| Value::Word(options.$field.name()),
             write: |options, value| {
-                let is_meant = |policy: &OnError| *value == Value::Word(policy.name());
-                if let Some(policy) = OnError::ALL.into_iter().find(is_meant) {
+                let is_meant = |policy: &ErrorPolicy| *value == Value::Word(policy.name());
+                if let Some(policy) = ErrorPolicy::ALL.into_iter().find(is_meant) {
                     options.$field = policy;
                 }
             },
         }
     };
     (optional $variant:ident, $field:ident) => {
-        Place::Engine {
+        OptionStorage::Engine {
             read: |options| options.$field.map_or(Value::None, Value::$variant),
             write: |options, value| {
                 options.$field = match value {
@@ -122,8 +122,13 @@ macro_rules! engine {
     };
 }
 
-impl Definition {
-    const fn of_kernel(name: &'static str, kind: Kind, place: Place, help: &'static str) -> Self {
+impl OptionDefinition {
+    const fn of_kernel(
+        name: &'static str,
+        kind: ValueKind,
+        place: OptionStorage,
+        help: &'static str,
+    ) -> Self {
         Self {
             name,
             scope: Scope::Volume,
@@ -137,12 +142,12 @@ impl Definition {
     }
 
     /// An option of bcached, not of the kernel, that may be `none`.
-    const fn goal(name: &'static str, kind: Kind, place: Place, help: &'static str) -> Self {
+    const fn goal(name: &'static str, kind: ValueKind, place: OptionStorage, help: &'static str) -> Self {
         Self { is_optional: true, is_of_kernel: false, ..Self::of_kernel(name, kind, place, help) }
     }
 
     /// An option of bcached, not of the kernel, that always has a value.
-    const fn own(name: &'static str, kind: Kind, place: Place, help: &'static str) -> Self {
+    const fn own(name: &'static str, kind: ValueKind, place: OptionStorage, help: &'static str) -> Self {
         Self { is_optional: false, ..Self::goal(name, kind, place, help) }
     }
 
@@ -169,158 +174,158 @@ const RATE_MAX: u64 = 1_000_000_000;
 const RATE_FIRST: u64 = 1024;
 
 /// All options of a volume, in the order in which `get` prints them.
-pub static OPTIONS: &[Definition] = &[
-    Definition::of_kernel(
+pub static OPTIONS: &[OptionDefinition] = &[
+    OptionDefinition::of_kernel(
         "cache_mode",
-        Kind::Choice(&["writethrough", "writeback", "writearound", "none"]),
-        Place::CacheMode,
+        ValueKind::Choice(&["writethrough", "writeback", "writearound", "none"]),
+        OptionStorage::CacheMode,
         "where a write goes, and when it is complete; stored in the backing superblock",
     ),
-    Definition::of_kernel(
+    OptionDefinition::of_kernel(
         "label",
-        Kind::Text,
-        Place::Label,
+        ValueKind::Text,
+        OptionStorage::Label,
         "label of up to 32 bytes, stored on the device; the volume's name unless the configuration names it",
     ),
-    Definition::of_kernel(
+    OptionDefinition::of_kernel(
         "sequential_cutoff",
-        Kind::Size,
+        ValueKind::Size,
         engine!(Size, sequential_cutoff),
         "streams of at least this many bytes bypass the cache; 0: none does",
     ),
-    Definition::of_kernel(
+    OptionDefinition::of_kernel(
         "writeback_running",
-        Kind::Flag,
+        ValueKind::Flag,
         engine!(Flag, writeback_running),
         "write-back runs; 0: dirty data stays in the cache until a command such as `flush` or `detach` writes it back",
     ),
-    Definition::of_kernel(
+    OptionDefinition::of_kernel(
         "writeback_percent",
-        Kind::Number(0, 40),
+        ValueKind::Number(0, 40),
         engine!(Number, writeback_percent),
         "how much of the cache may be dirty, all volumes together; 0: write-back without a rate limit",
     )
     .counting("%"),
-    Definition::of_kernel(
+    OptionDefinition::of_kernel(
         "writeback_delay",
-        Kind::Time(0, TIME_MAX),
+        ValueKind::Time(0, TIME_MAX),
         engine!(Time, writeback_delay),
         "how long write-back pauses after each pass over the volume",
     ),
-    Definition::of_kernel(
+    OptionDefinition::of_kernel(
         "writeback_rate",
-        Kind::Rate(1, RATE_MAX),
-        Place::Pace,
+        ValueKind::Rate(1, RATE_MAX),
+        OptionStorage::WritebackRate,
         "current rate of write-back, computed from the amount of dirty data; --runtime sets it until it is computed again",
     ),
-    Definition::of_kernel(
+    OptionDefinition::of_kernel(
         "writeback_rate_update_seconds",
-        Kind::Time(1000, 60_000),
+        ValueKind::Time(1000, 60_000),
         engine!(Time, writeback_rate_update),
         "how often the rate is computed",
     ),
-    Definition::of_kernel(
+    OptionDefinition::of_kernel(
         "writeback_rate_p_term_inverse",
-        Kind::Number(1, NUMBER_MAX),
+        ValueKind::Number(1, NUMBER_MAX),
         engine!(Number, writeback_rate_p_term_inverse),
         "number of dirty sectors above the target that raise the rate by 1 sector/s",
     )
     .counting("sectors"),
-    Definition::of_kernel(
+    OptionDefinition::of_kernel(
         "writeback_rate_i_term_inverse",
-        Kind::Number(1, NUMBER_MAX),
+        ValueKind::Number(1, NUMBER_MAX),
         engine!(Number, writeback_rate_i_term_inverse),
         "the same for the excess that adds up over time, in sectors times seconds",
     ),
-    Definition::of_kernel(
+    OptionDefinition::of_kernel(
         "writeback_rate_fp_term_low",
-        Kind::Number(1, NUMBER_MAX),
+        ValueKind::Number(1, NUMBER_MAX),
         engine!(Number, writeback_rate_fp_term_low),
         "sectors/s for each percent of used buckets above 50, if dirty data is fragmented; less than _mid",
     ),
-    Definition::of_kernel(
+    OptionDefinition::of_kernel(
         "writeback_rate_fp_term_mid",
-        Kind::Number(1, NUMBER_MAX),
+        ValueKind::Number(1, NUMBER_MAX),
         engine!(Number, writeback_rate_fp_term_mid),
         "the same above 57; less than _high",
     ),
-    Definition::of_kernel(
+    OptionDefinition::of_kernel(
         "writeback_rate_fp_term_high",
-        Kind::Number(1, NUMBER_MAX),
+        ValueKind::Number(1, NUMBER_MAX),
         engine!(Number, writeback_rate_fp_term_high),
         "the same above 64",
     ),
-    Definition::of_kernel(
+    OptionDefinition::of_kernel(
         "writeback_consider_fragment",
-        Kind::Flag,
+        ValueKind::Flag,
         engine!(Flag, writeback_consider_fragment),
         "fragmented dirty data is written back faster when the cache fills",
     ),
-    Definition::of_kernel(
+    OptionDefinition::of_kernel(
         "writeback_rate_minimum",
-        Kind::Rate(1, RATE_MAX),
+        ValueKind::Rate(1, RATE_MAX),
         engine!(Rate, writeback_rate_minimum),
         "minimum rate of write-back",
     ),
-    Definition::goal(
+    OptionDefinition::goal(
         "writeback_rate_maximum",
-        Kind::Rate(1, RATE_MAX),
+        ValueKind::Rate(1, RATE_MAX),
         engine!(optional Rate, writeback_rate_maximum),
         "maximum rate of write-back; none: what the devices allow",
     ),
-    Definition::goal(
+    OptionDefinition::goal(
         "max_dirty_age",
-        Kind::Time(1000, TIME_MAX),
+        ValueKind::Time(1000, TIME_MAX),
         engine!(optional Time, max_dirty_age),
         "data that has been dirty for longer is written back regardless of the rate",
     ),
-    Definition::goal(
+    OptionDefinition::goal(
         "quiet_hours",
-        Kind::Hours,
-        Place::QuietHours,
+        ValueKind::Hours,
+        OptionStorage::QuietHours,
         "hours of local time in which nothing is written back unless it must be",
     ),
-    Definition::goal(
+    OptionDefinition::goal(
         "writeback_latency",
-        Kind::Time(1, 60_000),
+        ValueKind::Time(1, 60_000),
         engine!(optional Time, writeback_latency),
         "write-back slows down while its writes, or requests of clients to the disk, take longer than this",
     ),
-    Definition::goal(
+    OptionDefinition::goal(
         "spindown_after",
-        Kind::Time(1000, TIME_MAX),
+        ValueKind::Time(1000, TIME_MAX),
         engine!(optional Time, spindown_after),
         "write-back does not wake a disk that no client has used for this long, unless it must",
     ),
-    Definition::of_kernel(
+    OptionDefinition::of_kernel(
         "stripe_size",
-        Kind::Stripe,
+        ValueKind::Stripe,
         engine!(optional Size, stripe_size),
         "length of the backing device's stripes; 0: it has no stripes; none: as the device reports",
     )
     .optional(),
-    Definition::of_kernel(
+    OptionDefinition::of_kernel(
         "partial_stripes_expensive",
-        Kind::Flag,
+        ValueKind::Flag,
         engine!(optional Flag, partial_stripes_expensive),
         "full stripes are written back first, and writes to a stripe with dirty data are cached; none: only on md RAID 4, 5 and 6",
     )
     .optional(),
-    Definition::own(
+    OptionDefinition::own(
         "on_cache_error",
-        Kind::Choice(&["freeze", "read-only", "fail"]),
+        ValueKind::Choice(&["freeze", "read-only", "fail"]),
         engine!(policy on_cache_error),
         "requests that need dirty data of a failed cache: they wait; writes are refused and others fail; or all fail",
     ),
-    Definition::own(
+    OptionDefinition::own(
         "on_backing_error",
-        Kind::Choice(&["freeze", "read-only", "fail"]),
+        ValueKind::Choice(&["freeze", "read-only", "fail"]),
         engine!(policy on_backing_error),
         "requests that need a missing backing device: they wait; writes are refused and others fail; or all fail",
     ),
-    Definition::own(
+    OptionDefinition::own(
         "freeze_timeout",
-        Kind::Time(0, TIME_MAX),
+        ValueKind::Time(0, TIME_MAX),
         engine!(Time, freeze_timeout),
         "how long requests wait with freeze, for either device, before they fail",
     ),
@@ -329,7 +334,7 @@ pub static OPTIONS: &[Definition] = &[
 impl Scope {
     /// Returns all options in this scope, in the order in which `get` prints them.
     #[must_use]
-    pub fn options(self) -> &'static [Definition] {
+    pub fn options(self) -> &'static [OptionDefinition] {
         match self {
             Self::Volume => OPTIONS,
             Self::Cache => cache_options::OPTIONS,
@@ -338,7 +343,7 @@ impl Scope {
 
     /// Returns the option called `name`.
     #[must_use]
-    pub fn find(self, name: &str) -> Option<&'static Definition> {
+    pub fn find(self, name: &str) -> Option<&'static OptionDefinition> {
         self.options().iter().find(|option| option.name == name)
     }
 
@@ -419,18 +424,18 @@ pub fn help() -> String {
     let all = || both.into_iter().flat_map(Scope::options);
     let width = all().map(|option| option.name.len()).max().unwrap_or(0);
     let lines = |scope: Scope| {
-        let line = |option: &Definition| format!("  {:width$}  {}", option.name, option.help);
+        let line = |option: &OptionDefinition| format!("  {:width$}  {}", option.name, option.help);
         scope.options().iter().map(line).collect::<Vec<_>>().join("\n")
     };
     both.map(|scope| format!("Options of a {}:\n{}", scope.name(), lines(scope))).join("\n\n")
 }
 
-impl Definition {
+impl OptionDefinition {
     /// Parses `typed`.
     ///
     /// # Errors
     /// It is not a value, or is out of range.
-    pub fn read(&self, typed: &str) -> Result<Value, Refused> {
+    pub fn read(&self, typed: &str) -> Result<Value, ValueError> {
         if self.is_optional && typed == "none" { Ok(Value::None) } else { self.kind.read(typed) }
     }
 
@@ -438,15 +443,15 @@ impl Definition {
     #[must_use]
     pub fn default(&self) -> Option<Value> {
         match self.place {
-            Place::Label => None,
-            Place::Pace => Some(Value::Rate(RATE_FIRST)),
-            Place::CacheMode => Some(Value::Word("writethrough")),
-            Place::QuietHours => Some(Value::None),
-            Place::Engine { read, .. } => Some(read(&VolumeOptions::default())),
-            Place::Set { read, .. } => Some(read(&Options::default())),
+            OptionStorage::Label => None,
+            OptionStorage::WritebackRate => Some(Value::Rate(RATE_FIRST)),
+            OptionStorage::CacheMode => Some(Value::Word("writethrough")),
+            OptionStorage::QuietHours => Some(Value::None),
+            OptionStorage::Engine { read, .. } => Some(read(&VolumeOptions::default())),
+            OptionStorage::CacheEngine { read, .. } => Some(read(&Options::default())),
             // What `make` writes by default.
-            Place::Kept { read, .. } => {
-                read(&Settings { discard: Some(false), replacement: Some(Replacement::default()) })
+            OptionStorage::CacheSuperblock { read, .. } => {
+                read(&Settings { discard: Some(false), replacement: Some(ReplacementPolicy::default()) })
             }
         }
     }
@@ -462,10 +467,10 @@ impl Definition {
     #[must_use]
     pub const fn not_configured(&self) -> Option<&'static str> {
         match self.place {
-            Place::Label => {
+            OptionStorage::Label => {
                 Some("the device stores it; use `bcached set VOLUME label=..` while it is served")
             }
-            Place::Pace => Some(
+            OptionStorage::WritebackRate => Some(
                 "it is computed from the amount of dirty data; writeback_rate_minimum and \
                  writeback_rate_maximum limit it",
             ),
@@ -492,15 +497,17 @@ impl Definition {
         };
         let time = |time| Value::Time(std::time::Duration::from_millis(time));
         let values = match self.kind {
-            Kind::Flag => "1, 0".to_owned(),
-            Kind::Number(min, max) => range(min, max, Value::Number),
-            Kind::Size => "size; bare: bytes".to_owned(),
-            Kind::Stripe => "size (its smallest multiple of at least 4M is used); bare: bytes".to_owned(),
-            Kind::Rate(..) => "size per second; bare: sectors".to_owned(),
-            Kind::Time(min, max) => format!("time {}; bare: seconds", range(min, max, time)),
-            Kind::Choice(words) => words.join(", "),
-            Kind::Hours => "HH:MM-HH:MM".to_owned(),
-            Kind::Text => "text".to_owned(),
+            ValueKind::Flag => "1, 0".to_owned(),
+            ValueKind::Number(min, max) => range(min, max, Value::Number),
+            ValueKind::Size => "size; bare: bytes".to_owned(),
+            ValueKind::Stripe => {
+                "size (its smallest multiple of at least 4M is used); bare: bytes".to_owned()
+            }
+            ValueKind::Rate(..) => "size per second; bare: sectors".to_owned(),
+            ValueKind::Time(min, max) => format!("time {}; bare: seconds", range(min, max, time)),
+            ValueKind::Choice(words) => words.join(", "),
+            ValueKind::Hours => "HH:MM-HH:MM".to_owned(),
+            ValueKind::Text => "text".to_owned(),
         };
         if self.is_optional { format!("{values}, or none") } else { values }
     }

@@ -2,7 +2,7 @@
 //! daemon stops, and a hand-over is not a stop. They are passed by the names of options, as typed.
 
 use super::Scope;
-use super::layers::Layers;
+use super::layers::OptionLayers;
 use super::value::Value;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// The owner of the options. Another device is another cache or volume, whatever its name.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Whose {
+pub enum OptionOwner {
     /// A cache.
     Cache {
         /// Its name in the configuration.
@@ -34,16 +34,16 @@ pub enum Whose {
 
 /// The run-time options of one cache or volume.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Said {
+pub struct RuntimeOptions {
     /// The owner.
-    pub whose: Whose,
+    pub whose: OptionOwner,
     options: BTreeMap<String, String>,
 }
 
-impl Said {
+impl RuntimeOptions {
     /// Collects the run-time options; `None` if there are none.
     #[must_use]
-    pub fn of(whose: Whose, layers: &Layers) -> Option<Self> {
+    pub fn of(whose: OptionOwner, layers: &OptionLayers) -> Option<Self> {
         let options = layers.runtime.iter().map(|(name, value)| ((*name).to_owned(), value.to_string()));
         let options: BTreeMap<_, _> = options.collect();
         (!options.is_empty()).then_some(Self { whose, options })
@@ -51,7 +51,7 @@ impl Said {
 
     /// Adds the options to `layers`. One that is unknown here, or does not fit what the files now
     /// set, is left out, with a warning that names it.
-    pub fn add_to(&self, layers: &mut Layers, scope: Scope, owner: &str) {
+    pub fn add_to(&self, layers: &mut OptionLayers, scope: Scope, owner: &str) {
         for (name, typed) in &self.options {
             let option = scope.find(name);
             let value = option.and_then(|option| Some((option.name, option.read(typed).ok()?)));
@@ -68,7 +68,7 @@ impl Said {
 }
 
 /// Adds one option. Returns false, and changes nothing, if it does not fit the others.
-fn add(layers: &mut Layers, name: &'static str, value: Value) -> bool {
+fn add(layers: &mut OptionLayers, name: &'static str, value: Value) -> bool {
     let mut together = layers.clone();
     together.runtime.insert(name, value);
     let fits = together.check().is_ok();
@@ -83,8 +83,8 @@ mod tests {
     use super::super::{OPTIONS, cache_options};
     use super::*;
 
-    fn layers(scope: Scope, said: &[(&str, &str)]) -> Layers {
-        let mut layers = Layers::default();
+    fn layers(scope: Scope, said: &[(&str, &str)]) -> OptionLayers {
+        let mut layers = OptionLayers::default();
         for (name, typed) in said {
             let option = scope.find(name).expect("an option");
             layers.runtime.insert(option.name, option.read(typed).expect("a value"));
@@ -102,9 +102,11 @@ mod tests {
                     continue;
                 }
                 let before = layers(scope, &[(option.name, typed)]);
-                let said = Said::of(Whose::Lodger { uuid: String::new() }, &before).expect("it was said");
-                let said = serde_json::from_str::<Said>(&serde_json::to_string(&said).expect("JSON"));
-                let mut after = Layers::default();
+                let said = RuntimeOptions::of(OptionOwner::Lodger { uuid: String::new() }, &before)
+                    .expect("it was said");
+                let said =
+                    serde_json::from_str::<RuntimeOptions>(&serde_json::to_string(&said).expect("JSON"));
+                let mut after = OptionLayers::default();
                 said.expect("the same").add_to(&mut after, scope, "tank");
                 // A value that contradicts the defaults is left out; otherwise all values are
                 // equal.
@@ -117,8 +119,8 @@ mod tests {
 
     #[test]
     fn what_is_not_known_or_does_not_fit_is_left_out() {
-        let said = |name: &str, typed: &str| Said {
-            whose: Whose::Lodger { uuid: String::new() },
+        let said = |name: &str, typed: &str| RuntimeOptions {
+            whose: OptionOwner::Lodger { uuid: String::new() },
             options: [(name.to_owned(), typed.to_owned())].into(),
         };
         let mut now = layers(Scope::Volume, &[("writeback_rate_minimum", "1M")]);

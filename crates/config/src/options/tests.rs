@@ -1,9 +1,9 @@
-use super::layers::{Contradiction, Layers};
+use super::layers::{OptionConflict, OptionLayers};
 use super::quiet_hours::QuietHours;
 use super::*;
 use std::time::Duration;
 
-fn read(name: &str, typed: &str) -> Result<Value, Refused> {
+fn read(name: &str, typed: &str) -> Result<Value, ValueError> {
     Scope::Volume.find(name).unwrap_or_else(|| panic!("{name} is an option")).read(typed)
 }
 
@@ -15,7 +15,7 @@ fn printed(name: &str, typed: &str) -> String {
 fn why(name: &str, typed: &str) -> String {
     match read(name, typed) {
         Ok(value) => panic!("{name}={typed} is {value}"),
-        Err(Refused::NotUnderstood(why) | Refused::OutOfRange(why, _)) => why,
+        Err(ValueError::NotUnderstood(why) | ValueError::OutOfRange(why, _)) => why,
     }
 }
 
@@ -121,7 +121,7 @@ fn a_number_out_of_its_range_names_the_end() {
         ("max_dirty_age", "0", Value::Time(Duration::from_secs(1)), "`0` is below the minimum, 1s"),
         ("writeback_delay", "9999999h", Value::Time(Duration::from_secs(u64::from(u32::MAX))), "above"),
     ] {
-        let Err(Refused::OutOfRange(why, found)) = read(name, typed) else { panic!("{name}={typed}") };
+        let Err(ValueError::OutOfRange(why, found)) = read(name, typed) else { panic!("{name}={typed}") };
         assert_eq!((found, why.contains(sentence)), (end, true), "{name}={typed}: {why}");
     }
 }
@@ -141,31 +141,34 @@ fn hours_go_over_midnight() {
 /// Each option of the engine is written to and read from a field of its own.
 #[test]
 fn every_option_reaches_the_engine() {
-    let typed = |option: &Definition| match option.kind {
-        Kind::Flag => "0",
-        Kind::Number(..) | Kind::Size => "17",
-        Kind::Stripe => "5M",
-        Kind::Rate(..) => "21",
-        Kind::Time(..) => "11s",
-        Kind::Choice(words) => words[1],
-        Kind::Hours => "01:00-02:00",
-        Kind::Text => "text",
+    let typed = |option: &OptionDefinition| match option.kind {
+        ValueKind::Flag => "0",
+        ValueKind::Number(..) | ValueKind::Size => "17",
+        ValueKind::Stripe => "5M",
+        ValueKind::Rate(..) => "21",
+        ValueKind::Time(..) => "11s",
+        ValueKind::Choice(words) => words[1],
+        ValueKind::Hours => "01:00-02:00",
+        ValueKind::Text => "text",
     };
     let default = VolumeOptions::default();
     for option in OPTIONS {
         let value = option.read(typed(option)).expect("a value");
-        let mut layers = Layers::default();
+        let mut layers = OptionLayers::default();
         layers.runtime.insert(option.name, value.clone());
         let options = layers.volume_options(|| 90);
         assert_eq!(
             options == default,
-            matches!(option.place, Place::CacheMode | Place::Label | Place::Pace),
+            matches!(
+                option.place,
+                OptionStorage::CacheMode | OptionStorage::Label | OptionStorage::WritebackRate
+            ),
             "{}",
             option.name
         );
         assert_eq!(options.writeback_quiet, option.name == "quiet_hours");
         for other in OPTIONS {
-            let Place::Engine { read, .. } = other.place else { continue };
+            let OptionStorage::Engine { read, .. } = other.place else { continue };
             let expected = if other.name == option.name { value.clone() } else { read(&default) };
             assert_eq!(read(&options), expected, "{} after {}", other.name, option.name);
         }
@@ -177,12 +180,12 @@ fn every_option_reaches_the_engine() {
 #[test]
 fn the_terms_are_in_order() {
     let check = |said: &[(&str, &str)]| {
-        let mut layers = Layers::default();
+        let mut layers = OptionLayers::default();
         for (name, typed) in said {
             let option = Scope::Volume.find(name).expect("an option");
             layers.runtime.insert(option.name, option.read(typed).expect("a value"));
         }
-        layers.check().map_err(|Contradiction { what, .. }| what)
+        layers.check().map_err(|OptionConflict { what, .. }| what)
     };
     assert_eq!(check(&[]), Ok(()));
     let refused = check(&[("writeback_rate_fp_term_low", "50")]).expect_err("the middle one is 10");
@@ -222,12 +225,12 @@ fn an_option_of_a_cache_is_its_own() {
     let fresh = Options::default();
     for option in cache_options::OPTIONS {
         let typed = match option.kind {
-            Kind::Flag => "0",
-            Kind::Choice(words) => words[1],
+            ValueKind::Flag => "0",
+            ValueKind::Choice(words) => words[1],
             _ => "17",
         };
         let value = option.read(typed).expect("a value");
-        let mut layers = Layers::default();
+        let mut layers = OptionLayers::default();
         layers.runtime.insert(option.name, value.clone());
         let mut options = Options { io_error_limit: 99, node_budget_bytes: 7, ..Options::default() };
         layers.apply_to_cache(&mut options);
@@ -235,10 +238,10 @@ fn an_option_of_a_cache_is_its_own() {
         for other in cache_options::OPTIONS {
             let is_it = other.name == option.name;
             let (found, expected) = match other.place {
-                Place::Set { read, .. } => {
+                OptionStorage::CacheEngine { read, .. } => {
                     (Some(read(&options)), if is_it { Some(value.clone()) } else { Some(read(&fresh)) })
                 }
-                Place::Kept { read, .. } => {
+                OptionStorage::CacheSuperblock { read, .. } => {
                     let in_force = Settings { discard: options.discard, replacement: options.replacement };
                     (read(&in_force), is_it.then(|| value.clone()))
                 }
@@ -247,7 +250,7 @@ fn an_option_of_a_cache_is_its_own() {
             assert_eq!(found, expected, "{} after {}", other.name, option.name);
         }
         let mut settings = Settings::default();
-        if let Place::Kept { read, keep, .. } = option.place {
+        if let OptionStorage::CacheSuperblock { read, keep, .. } = option.place {
             keep(&mut settings, &value);
             assert_eq!(read(&settings), Some(value));
         }
@@ -264,11 +267,11 @@ fn the_guide_has_the_tables() {
     );
 }
 
-fn table(options: &[Definition], heading: &str) {
+fn table(options: &[OptionDefinition], heading: &str) {
     const GUIDE: &str = include_str!("../../../../docs/guide.md");
     let (_, table) = GUIDE.split_once(heading).unwrap_or_else(|| panic!("the guide has no table {heading}"));
     let found: Vec<_> = table.lines().take_while(|line| line.starts_with('|')).collect();
-    let line = |option: &Definition| {
+    let line = |option: &OptionDefinition| {
         let default = option.default().map_or_else(String::new, |value| match option.unit(&value) {
             Some(unit @ ("%" | "sectors" | "microseconds" | "milliseconds")) => format!("{value} {unit}"),
             _ => value.to_string(),

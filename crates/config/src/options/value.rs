@@ -6,7 +6,7 @@
 //! its option.
 
 use super::quiet_hours::QuietHours;
-use bcached_control::sizes::{self, Bare};
+use bcached_control::sizes::{self, DefaultUnit};
 use std::fmt;
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ pub enum Value {
 
 /// The values that an option accepts. Ranges include both ends.
 #[derive(Clone, Copy, Debug)]
-pub enum Kind {
+pub enum ValueKind {
     /// [`Value::Flag`]. As in the kernel any number but 0 is true; `true` and `false` are accepted
     /// too.
     Flag,
@@ -60,20 +60,20 @@ pub enum Kind {
 
 /// Why a text is not a value of an option, as a clause.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Refused {
+pub enum ValueError {
     /// It has the wrong form.
     NotUnderstood(String),
     /// It is out of range; the nearest end of the range.
     OutOfRange(String, Value),
 }
 
-impl Kind {
+impl ValueKind {
     /// Parses `typed`.
     ///
     /// # Errors
     /// It is not a value, or is out of range.
-    pub fn read(self, typed: &str) -> Result<Value, Refused> {
-        let not_understood = |why: String| Refused::NotUnderstood(format!("`{typed}` {why}"));
+    pub fn read(self, typed: &str) -> Result<Value, ValueError> {
+        let not_understood = |why: String| ValueError::NotUnderstood(format!("`{typed}` {why}"));
         match self {
             Self::Flag => {
                 flag(typed).map(Value::Flag).ok_or_else(|| not_understood("is neither 1 nor 0".into()))
@@ -82,16 +82,16 @@ impl Kind {
                 let number = digits(typed).ok_or_else(|| not_understood("is not a whole number".into()))?;
                 within(typed, number, (min, max), Value::Number)
             }
-            Self::Size => size(typed, Bare::Bytes).map(Value::Size),
+            Self::Size => size(typed, DefaultUnit::Bytes).map(Value::Size),
             Self::Stripe => {
-                let bytes = size(typed, Bare::Bytes)?;
+                let bytes = size(typed, DefaultUnit::Bytes)?;
                 let longer = bcached_engine::stripe_bytes(bytes);
                 let is_none = bytes > 0 && longer == 0;
                 let refusal = || not_understood("is not a stripe length: 512 bytes to 512 GiB, or 0".into());
                 if is_none { Err(refusal()) } else { Ok(Value::Size(longer)) }
             }
             Self::Rate(min, max) => {
-                let bytes = size(typed.strip_suffix("/s").unwrap_or(typed), Bare::Sectors)?;
+                let bytes = size(typed.strip_suffix("/s").unwrap_or(typed), DefaultUnit::Sectors)?;
                 if bytes % 512 != 0 {
                     return Err(not_understood("is not a multiple of 512 bytes a second".into()));
                 }
@@ -127,8 +127,8 @@ fn digits(typed: &str) -> Option<u64> {
     is_number.then(|| typed.parse().unwrap_or(u64::MAX))
 }
 
-fn size(typed: &str, bare: Bare) -> Result<u64, Refused> {
-    sizes::parse(typed, bare).map_err(|error| Refused::NotUnderstood(error.to_string()))
+fn size(typed: &str, bare: DefaultUnit) -> Result<u64, ValueError> {
+    sizes::parse(typed, bare).map_err(|error| ValueError::NotUnderstood(error.to_string()))
 }
 
 fn milliseconds(typed: &str) -> Option<u64> {
@@ -149,14 +149,14 @@ fn within(
     number: u64,
     (min, max): (u64, u64),
     make: fn(u64) -> Value,
-) -> Result<Value, Refused> {
+) -> Result<Value, ValueError> {
     let end = number.clamp(min, max);
     if number == end {
         return Ok(make(number));
     }
     let (side, which) = if number < min { ("below", "minimum") } else { ("above", "maximum") };
     let end = make(end);
-    Err(Refused::OutOfRange(format!("`{typed}` is {side} the {which}, {end}"), end))
+    Err(ValueError::OutOfRange(format!("`{typed}` is {side} the {which}, {end}"), end))
 }
 
 impl fmt::Display for Value {

@@ -7,7 +7,7 @@ use std::fmt;
 
 /// Amount of dirty data.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Dirty {
+pub struct DirtyData {
     /// The whole amount; absent if it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_bytes: Option<u64>,
@@ -20,7 +20,7 @@ pub struct Dirty {
     pub dirty_state: String,
 }
 
-impl Dirty {
+impl DirtyData {
     /// Creates the amount from the number of sectors counted, and whether that is all.
     #[must_use]
     pub fn of(sectors: u64, is_all: bool) -> Self {
@@ -41,7 +41,7 @@ impl Dirty {
 }
 
 /// `1.5 MiB dirty`, for people.
-impl fmt::Display for Dirty {
+impl fmt::Display for DirtyData {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.dirty_bytes, self.dirty_bytes_at_least) {
             (Some(all), _) => write!(f, "{} dirty", human(all)),
@@ -68,7 +68,7 @@ mod tests {
             ),
             (0, false, "amount of dirty data unknown", r#"{"dirty_state":"unknown"}"#),
         ] {
-            let dirty = Dirty::of(sectors, is_all);
+            let dirty = DirtyData::of(sectors, is_all);
             assert_eq!(dirty.to_string(), text);
             assert_eq!(serde_json::to_string(&dirty).expect("an object"), json);
         }

@@ -1,8 +1,8 @@
 //! The status as text for people.
 
-use super::{Cache, Client, Log, Status, Volume, VolumeCounts};
+use super::{CacheStatus, ClientStatus, LogStatus, Status, VolumeCounts, VolumeStatus};
 use crate::sizes::human;
-use crate::statistics::CacheNumbers;
+use crate::statistics::CacheStatistics;
 use std::fmt::Write as _;
 
 impl Status {
@@ -25,7 +25,7 @@ impl Status {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "cache {} on {}: {}", cache.name, cache.device, cache.line());
             let numbers = cache.counts.as_ref().and_then(|counts| counts.numbers.as_ref());
-            if let Some(written) = numbers.and_then(CacheNumbers::sentence) {
+            if let Some(written) = numbers.and_then(CacheStatistics::sentence) {
                 let _ = writeln!(text, "cache {}: {written}", cache.name);
             }
             let ownerless = cache.ownerless_dirty_bytes();
@@ -73,10 +73,10 @@ impl Status {
 }
 
 /// Writes one line for each client of a volume, however many connections it has.
-fn write_clients(text: &mut String, clients: &[Client]) {
-    let mut told: Vec<(&Client, usize, bool, bool)> = Vec::new();
+fn write_clients(text: &mut String, clients: &[ClientStatus]) {
+    let mut told: Vec<(&ClientStatus, usize, bool, bool)> = Vec::new();
     for client in clients {
-        let is_it = |(other, ..): &&mut (&Client, usize, bool, bool)| {
+        let is_it = |(other, ..): &&mut (&ClientStatus, usize, bool, bool)| {
             (&other.peer, &other.volume, &other.way) == (&client.peer, &client.volume, &client.way)
         };
         match told.iter_mut().find(is_it) {
@@ -103,7 +103,7 @@ fn write_clients(text: &mut String, clients: &[Client]) {
     }
 }
 
-impl Log {
+impl LogStatus {
     /// Describes the trouble of the log, in a line.
     fn trouble(self) -> Option<String> {
         let lost = self.lines_lost;
@@ -117,7 +117,7 @@ impl Log {
     }
 }
 
-impl Cache {
+impl CacheStatus {
     fn line(&self) -> String {
         let mut line = self.state.clone();
         if let Some(progress) = &self.opening {
@@ -147,7 +147,7 @@ impl Cache {
     }
 }
 
-impl Volume {
+impl VolumeStatus {
     /// Describes the volume, in a line.
     #[must_use]
     pub fn line(&self) -> String {
@@ -196,7 +196,7 @@ mod tests {
     /// A client with several connections to a volume has a single line.
     #[test]
     fn a_client_has_one_line() {
-        let client = |peer: &str, volume: &str, writing, read_only| Client {
+        let client = |peer: &str, volume: &str, writing, read_only| ClientStatus {
             peer: peer.to_owned(),
             volume: Some(volume.to_owned()),
             writing,

@@ -1,10 +1,10 @@
 //! Admission of requests on their way to the handlers.
 //!
 //! Everything that may take a moment runs on blocking threads, beside the control thread. A
-//! read-only client needs one of a few seats for that. The seat is held until the work has ended,
-//! even if the client has hung up.
+//! read-only client needs one of a few permits for that. The permit is held until the work has
+//! ended, even if the client has hung up.
 //!
-//! Work that an engine does beside its own has still fewer seats. They are held until the engine
+//! Work that an engine does beside its own has still fewer permits. They are held until the engine
 //! has done the work, even if no client waits for the answer any more.
 
 use super::server::Handlers;
@@ -19,56 +19,60 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Requests of read-only clients (guests) that are answered at once. The threads that do it also
+/// Requests of read-only clients that are answered at once. The threads that do it also
 /// serve the control socket.
-const SEATS: usize = 16;
+const PERMITS: usize = 16;
 
 /// How many of them may wait for an event at the same time. Fewer than may wait in all, so that
 /// clients of the control socket always find room.
 const WAITING: usize = 4;
 
-/// For how many guests at once an engine scans its whole set or its index.
+/// For how many read-only clients at once an engine scans its whole set or its index.
 const WORKING: usize = 4;
 
-/// The seats of read-only clients.
+/// The permits for read-only clients.
 #[derive(Clone)]
-pub(super) struct Seats {
+pub(super) struct RequestPermits {
     answered: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
     working: Arc<Semaphore>,
 }
 
-impl Seats {
+impl RequestPermits {
     pub(super) fn new() -> Self {
-        let seats = |count| Arc::new(Semaphore::new(count));
-        Self { answered: seats(SEATS), waiting: seats(WAITING), working: seats(WORKING) }
+        let permits = |count| Arc::new(Semaphore::new(count));
+        Self { answered: permits(PERMITS), waiting: permits(WAITING), working: permits(WORKING) }
     }
 }
 
-/// The seat of work that an engine does for a client. It travels with the work and is released with
-/// its last clone. Clients of the control socket need none.
+/// The permit for work that an engine does for a client. It travels with the work and is released
+/// with its last clone. Clients of the control socket need none.
 #[derive(Clone, Default)]
-pub struct Work {
-    _seat: Option<Arc<OwnedSemaphorePermit>>,
+pub struct WorkPermit {
+    _permit: Option<Arc<OwnedSemaphorePermit>>,
 }
 
-/// A read-only client that holds a seat.
+/// A read-only client that holds a permit.
 #[derive(Clone)]
-struct Guest {
-    _seat: Arc<OwnedSemaphorePermit>,
+struct ReadOnlyClient {
+    _permit: Arc<OwnedSemaphorePermit>,
     waiting: Arc<Semaphore>,
     working: Arc<Semaphore>,
 }
 
-/// Passes a request on if there is a seat for it; otherwise answers that the daemon is busy.
-pub(super) async fn seated(State(seats): State<Seats>, mut request: Request, next: Next) -> Response {
-    let Seats { answered, waiting, working } = seats;
+/// Passes a request on if there is a permit for it; otherwise answers that the daemon is busy.
+pub(super) async fn admit(
+    State(permits): State<RequestPermits>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let RequestPermits { answered, waiting, working } = permits;
     let mut response = match answered.try_acquire_owned() {
-        Ok(seat) => {
-            request.extensions_mut().insert(Guest { _seat: Arc::new(seat), waiting, working });
+        Ok(permit) => {
+            request.extensions_mut().insert(ReadOnlyClient { _permit: Arc::new(permit), waiting, working });
             next.run(request).await
         }
-        Err(_) => super::routes::refused(&busy(format!("{SEATS} other requests are being answered here"))),
+        Err(_) => super::routes::refused(&busy(format!("{PERMITS} other requests are being answered here"))),
     };
     // The connection is closed after the answer, so that its slot goes to the next client.
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -80,19 +84,19 @@ fn busy(why: String) -> Failure {
     Failure::new(Kind::Busy, "the daemon is busy").why(why).next("try again in a moment")
 }
 
-/// A request, with the seat of its client if that is a guest.
-pub(super) struct Asked {
+/// A request, with the permit that its client holds if that is read-only.
+pub(super) struct ApiRequest {
     handlers: Arc<Handlers>,
-    guest: Option<Guest>,
+    client: Option<ReadOnlyClient>,
     waits: Option<OwnedSemaphorePermit>,
-    awaited: Awaited,
+    awaited: ReplyDeadline,
 }
 
 /// The time, by [`boot_millis`], until which the client waits for the answer.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Awaited(Option<u64>);
+pub(super) struct ReplyDeadline(Option<u64>);
 
-impl Awaited {
+impl ReplyDeadline {
     /// Checks that the client still waits.
     ///
     /// # Errors
@@ -108,39 +112,39 @@ impl Awaited {
     }
 }
 
-impl FromRequestParts<Arc<Handlers>> for Asked {
+impl FromRequestParts<Arc<Handlers>> for ApiRequest {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, handlers: &Arc<Handlers>) -> Result<Self, Infallible> {
         // Taken out of the request, which is dropped as soon as the client hangs up.
-        let guest = parts.extensions.remove();
+        let client = parts.extensions.remove();
         let awaited = parts.headers.get(AWAITED).and_then(|until| until.to_str().ok()?.parse().ok());
-        Ok(Self { handlers: Arc::clone(handlers), guest, waits: None, awaited: Awaited(awaited) })
+        Ok(Self { handlers: Arc::clone(handlers), client, waits: None, awaited: ReplyDeadline(awaited) })
     }
 }
 
-impl Asked {
+impl ApiRequest {
     /// True if the client may do more than look.
     pub(super) const fn is_owner(&self) -> bool {
-        self.guest.is_none()
+        self.client.is_none()
     }
 
     /// Reserves a place among those that wait for an event, until the request is answered. Returns
     /// false if the client may not wait.
     pub(super) fn may_wait(&mut self) -> bool {
-        let Some(guest) = &self.guest else { return true };
-        self.waits = Arc::clone(&guest.waiting).try_acquire_owned().ok();
+        let Some(client) = &self.client else { return true };
+        self.waits = Arc::clone(&client.waiting).try_acquire_owned().ok();
         self.waits.is_some()
     }
 
-    /// Returns the seat that an engine is to hold for as long as it works for the client.
+    /// Returns the permit that an engine is to hold for as long as it works for the client.
     ///
     /// # Errors
-    /// Engines already work for as many other guests as they may.
-    pub(super) fn working(&self) -> Result<Work, Failure> {
-        let Some(guest) = &self.guest else { return Ok(Work::default()) };
-        match Arc::clone(&guest.working).try_acquire_owned() {
-            Ok(seat) => Ok(Work { _seat: Some(Arc::new(seat)) }),
+    /// Engines already work for as many other read-only clients as they may.
+    pub(super) fn working(&self) -> Result<WorkPermit, Failure> {
+        let Some(client) = &self.client else { return Ok(WorkPermit::default()) };
+        match Arc::clone(&client.working).try_acquire_owned() {
+            Ok(permit) => Ok(WorkPermit { _permit: Some(Arc::new(permit)) }),
             Err(_) => Err(busy(format!("it already searches its caches for {WORKING} other requests"))),
         }
     }
@@ -148,12 +152,12 @@ impl Asked {
     /// Drops the time limit: the work is done whenever the daemon gets to it, and the client checks
     /// its progress later.
     pub(super) const fn whenever(mut self) -> Self {
-        self.awaited = Awaited(None);
+        self.awaited = ReplyDeadline(None);
         self
     }
 
     /// The time until which the client waits for the answer.
-    pub(super) const fn awaited(&self) -> Awaited {
+    pub(super) const fn awaited(&self) -> ReplyDeadline {
         self.awaited
     }
 
@@ -164,7 +168,7 @@ impl Asked {
         T: Send + 'static,
         F: FnOnce(&Handlers) -> T + Send + 'static,
     {
-        // The whole request moves into the work, not only the handlers, so that the seat is
+        // The whole request moves into the work, not only the handlers, so that the permit is
         // released at the end of the work.
         let work = move || {
             let asked = self;

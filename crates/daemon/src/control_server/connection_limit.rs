@@ -17,7 +17,7 @@ use tokio::time::{Instant, Sleep};
 
 /// Time limits of connections.
 #[derive(Clone, Copy)]
-pub(super) struct Limits {
+pub(super) struct ConnectionTimeouts {
     /// How long a client may take to send its whole request, and how long it may read nothing of an
     /// answer.
     pub(super) idle: Duration,
@@ -27,29 +27,30 @@ pub(super) struct Limits {
 
 /// Clients send their request at once. The longest answers wait some seconds for an event, and an
 /// answer that is read slowly may take as long as `whole`.
-pub(super) const LIMITS: Limits = Limits { idle: Duration::from_secs(4), whole: Duration::from_secs(120) };
+pub(super) const TIMEOUTS: ConnectionTimeouts =
+    ConnectionTimeouts { idle: Duration::from_secs(4), whole: Duration::from_secs(120) };
 
 /// How long a connection without a request keeps its slot although others wait: a client that sends
 /// its request on connecting is always heard.
 const GRACE: Duration = Duration::from_millis(250);
 
 /// A listener that has only a few connections open at a time; further clients wait.
-pub(super) struct Few<L> {
+pub(super) struct LimitedListener<L> {
     listener: L,
-    places: Arc<Places>,
-    limits: Limits,
+    slots: Arc<ConnectionSlots>,
+    timeouts: ConnectionTimeouts,
 }
 
 /// The slots and the connections that hold them.
-struct Places {
+struct ConnectionSlots {
     max: usize,
     /// In the order of their arrival.
-    taken: Mutex<VecDeque<Taken>>,
+    taken: Mutex<VecDeque<SlotHolder>>,
     /// Notified when a slot is released.
     left: Notify,
 }
 
-struct Taken {
+struct SlotHolder {
     connection: u64,
     since: Instant,
     /// Its request is complete: it keeps its slot until it has been answered.
@@ -58,23 +59,23 @@ struct Taken {
     go: Option<oneshot::Sender<()>>,
 }
 
-impl<L> Few<L> {
-    pub(super) fn new(listener: L, places: usize, limits: Limits) -> Self {
-        let places = Places { max: places, taken: Mutex::default(), left: Notify::new() };
-        Self { listener, places: Arc::new(places), limits }
+impl<L> LimitedListener<L> {
+    pub(super) fn new(listener: L, slots: usize, timeouts: ConnectionTimeouts) -> Self {
+        let slots = ConnectionSlots { max: slots, taken: Mutex::default(), left: Notify::new() };
+        Self { listener, slots: Arc::new(slots), timeouts }
     }
 }
 
-impl Places {
-    fn taken(&self) -> MutexGuard<'_, VecDeque<Taken>> {
+impl ConnectionSlots {
+    fn taken(&self) -> MutexGuard<'_, VecDeque<SlotHolder>> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for a slot, for which another connection may have to close.
-    async fn take(self: Arc<Self>) -> (Place, oneshot::Receiver<()>) {
+    async fn take(self: Arc<Self>) -> (SlotGuard, oneshot::Receiver<()>) {
         loop {
             match self.try_take() {
-                Ok((connection, go)) => return (Place { places: self, connection }, go),
+                Ok((connection, go)) => return (SlotGuard { slots: self, connection }, go),
                 Err(until) => drop(tokio::time::timeout_at(until, self.left.notified()).await),
             }
         }
@@ -87,7 +88,7 @@ impl Places {
         if taken.len() < self.max {
             let connection = taken.back().map_or(0, |last| last.connection + 1);
             let (go, gone) = oneshot::channel();
-            taken.push_back(Taken { connection, since: now, has_asked: false, go: Some(go) });
+            taken.push_back(SlotHolder { connection, since: now, has_asked: false, go: Some(go) });
             return Ok((connection, gone));
         }
         if let Some(oldest) = taken.iter_mut().find(|one| !one.has_asked && one.go.is_some()) {
@@ -102,27 +103,27 @@ impl Places {
 }
 
 /// The slot of one connection; released on drop.
-struct Place {
-    places: Arc<Places>,
+struct SlotGuard {
+    slots: Arc<ConnectionSlots>,
     connection: u64,
 }
 
-impl Place {
+impl SlotGuard {
     fn has_asked(&self) {
-        if let Some(one) = self.places.taken().iter_mut().find(|one| one.connection == self.connection) {
+        if let Some(one) = self.slots.taken().iter_mut().find(|one| one.connection == self.connection) {
             one.has_asked = true;
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for SlotGuard {
     fn drop(&mut self) {
-        self.places.taken().retain(|one| one.connection != self.connection);
-        self.places.left.notify_one();
+        self.slots.taken().retain(|one| one.connection != self.connection);
+        self.slots.left.notify_one();
     }
 }
 
-impl<L: axum::serve::Listener> axum::serve::Listener for Few<L>
+impl<L: axum::serve::Listener> axum::serve::Listener for LimitedListener<L>
 where
     L::Io: Unpin,
 {
@@ -132,10 +133,10 @@ where
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         // A connection is closed for a slot only if a client waits for it: hence accept first.
         let (stream, peer) = self.listener.accept().await;
-        let (place, go) = Arc::clone(&self.places).take().await;
-        let end = Box::pin(tokio::time::sleep(self.limits.idle));
-        let phase = Phase::Asks { go, line: Line::First };
-        (Connection { stream, limits: self.limits, end, phase, place }, peer)
+        let (slot, go) = Arc::clone(&self.slots).take().await;
+        let end = Box::pin(tokio::time::sleep(self.timeouts.idle));
+        let phase = ConnectionPhase::Receiving { go, line: LineState::First };
+        (Connection { stream, timeouts: self.timeouts, end, phase, slot }, peer)
     }
 
     fn local_addr(&self) -> io::Result<L::Addr> {
@@ -146,43 +147,43 @@ where
 /// A connection with its slot. It is read and written until its time is up.
 pub(super) struct Connection<S> {
     stream: S,
-    limits: Limits,
+    timeouts: ConnectionTimeouts,
     end: Pin<Box<Sleep>>,
-    phase: Phase,
-    place: Place,
+    phase: ConnectionPhase,
+    slot: SlotGuard,
 }
 
 /// The state of a connection.
-enum Phase {
+enum ConnectionPhase {
     /// The request is not complete yet: it ends with an empty line.
-    Asks { go: oneshot::Receiver<()>, line: Line },
+    Receiving { go: oneshot::Receiver<()>, line: LineState },
     /// The request is being answered, until this time at the latest.
-    IsAnswered(Instant),
+    Answering(Instant),
     /// It has been told to close.
-    Goes,
+    Closing,
 }
 
 /// What has been received of the current line.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Line {
+enum LineState {
     /// Nothing, and nothing of any line before it: empty lines before a request do not count.
     First,
     /// Nothing.
     Empty,
     /// At least one byte.
-    Begun,
+    NonEmpty,
 }
 
 impl<S> Connection<S> {
     /// Checks whether the connection may go on; fails once its time is up or it was told to close.
     fn goes_on(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         let is_told = match &mut self.phase {
-            Phase::Asks { go, .. } => Pin::new(go).poll(context).is_ready(),
-            Phase::IsAnswered(_) => false,
-            Phase::Goes => true,
+            ConnectionPhase::Receiving { go, .. } => Pin::new(go).poll(context).is_ready(),
+            ConnectionPhase::Answering(_) => false,
+            ConnectionPhase::Closing => true,
         };
         if is_told {
-            self.phase = Phase::Goes;
+            self.phase = ConnectionPhase::Closing;
         }
         if is_told || self.end.as_mut().poll(context).is_ready() {
             return Err(io::ErrorKind::TimedOut.into());
@@ -192,26 +193,26 @@ impl<S> Connection<S> {
 
     /// Looks for the end of the request in `bytes`, which the client has sent.
     fn hears(&mut self, bytes: &[u8]) {
-        let Phase::Asks { line, .. } = &mut self.phase else { return };
+        let ConnectionPhase::Receiving { line, .. } = &mut self.phase else { return };
         for byte in bytes {
             match byte {
-                b'\n' if *line == Line::Empty => {
-                    let end = Instant::now() + self.limits.whole;
-                    self.phase = Phase::IsAnswered(end);
+                b'\n' if *line == LineState::Empty => {
+                    let end = Instant::now() + self.timeouts.whole;
+                    self.phase = ConnectionPhase::Answering(end);
                     self.end.as_mut().reset(end);
-                    return self.place.has_asked();
+                    return self.slot.has_asked();
                 }
-                b'\n' if *line == Line::Begun => *line = Line::Empty,
+                b'\n' if *line == LineState::NonEmpty => *line = LineState::Empty,
                 b'\n' | b'\r' => {}
-                _ => *line = Line::Begun,
+                _ => *line = LineState::NonEmpty,
             }
         }
     }
 
     /// Extends the time limit: part of the answer could be written.
     fn is_read(&mut self) {
-        if let Phase::IsAnswered(end) = self.phase {
-            self.end.as_mut().reset(end.min(Instant::now() + self.limits.idle));
+        if let ConnectionPhase::Answering(end) = self.phase {
+            self.end.as_mut().reset(end.min(Instant::now() + self.timeouts.idle));
         }
     }
 }
@@ -264,10 +265,10 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// Opens a socket with `places` slots for as long as the folder exists. It answers 404 to
+    /// Opens a socket with so many slots for as long as the folder exists. It answers 404 to
     /// everything, except that `/never` gets no answer and `/much` is larger than any buffer
     /// between the daemon and a client that does not read.
-    fn socket(places: usize, limits: Limits) -> (tempfile::TempDir, PathBuf) {
+    fn socket(slots: usize, timeouts: ConnectionTimeouts) -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
@@ -279,7 +280,7 @@ mod tests {
                 let routes = Router::new()
                     .route("/never", get(std::future::pending::<&str>))
                     .route("/much", get(async || vec![b'x'; 64 << 20]));
-                axum::serve(Few::new(listener, places, limits), routes).await.unwrap();
+                axum::serve(LimitedListener::new(listener, slots, timeouts), routes).await.unwrap();
             });
         });
         (folder, path)
@@ -304,8 +305,8 @@ mod tests {
 
     #[test]
     fn who_says_nothing_is_ended_and_its_place_given_on() {
-        let limits = Limits { idle: Duration::from_millis(50), whole: LIMIT * 10 };
-        let (_folder, path) = socket(1, limits);
+        let timeouts = ConnectionTimeouts { idle: Duration::from_millis(50), whole: LIMIT * 10 };
+        let (_folder, path) = socket(1, timeouts);
         let mut silent = connected(&path);
         let mut next = connected(&path);
         next.write_all(ASK).unwrap();
@@ -317,8 +318,8 @@ mod tests {
     /// for minutes.
     #[test]
     fn who_says_little_is_ended_too() {
-        let limits = Limits { idle: Duration::from_millis(50), whole: LIMIT * 10 };
-        let (_folder, path) = socket(1, limits);
+        let timeouts = ConnectionTimeouts { idle: Duration::from_millis(50), whole: LIMIT * 10 };
+        let (_folder, path) = socket(1, timeouts);
         for said in [&ASK[..1], &ASK[..ASK.len() - 1], b"\n\n", b"\r\n\r\n\r\n"] {
             let mut slow = connected(&path);
             slow.write_all(said).unwrap();
@@ -329,15 +330,16 @@ mod tests {
     /// A client loses its slot if it does not read its answer, or if the answer takes too long.
     #[test]
     fn who_has_asked_is_ended_in_the_end() {
-        let limits = Limits { idle: Duration::from_millis(50), whole: LIMIT * 10 };
-        let (_folder, path) = socket(1, limits);
+        let timeouts = ConnectionTimeouts { idle: Duration::from_millis(50), whole: LIMIT * 10 };
+        let (_folder, path) = socket(1, timeouts);
         let mut deaf = connected(&path);
         deaf.write_all(b"GET /much HTTP/1.0\r\n\r\n").unwrap();
         let mut next = connected(&path);
         next.write_all(ASK).unwrap();
         assert!(heard(&mut next).starts_with("HTTP/1.0 404"));
         assert!(heard(&mut deaf).len() < 64 << 20);
-        let (_folder, path) = socket(1, Limits { idle: LIMIT * 10, whole: Duration::from_millis(50) });
+        let (_folder, path) =
+            socket(1, ConnectionTimeouts { idle: LIMIT * 10, whole: Duration::from_millis(50) });
         let mut waits = connected(&path);
         waits.write_all(b"GET /never HTTP/1.0\r\n\r\n").unwrap();
         assert_eq!(heard(&mut waits), "");
@@ -347,7 +349,7 @@ mod tests {
     /// kept all others out for as long as they were allowed to last.
     #[test]
     fn who_has_not_asked_gives_way() {
-        let (_folder, path) = socket(2, Limits { idle: LIMIT * 10, whole: LIMIT * 10 });
+        let (_folder, path) = socket(2, ConnectionTimeouts { idle: LIMIT * 10, whole: LIMIT * 10 });
         let mut slow = connected(&path);
         slow.write_all(&ASK[..5]).unwrap();
         let mut silent = connected(&path);
@@ -363,7 +365,7 @@ mod tests {
 
     #[test]
     fn others_wait_for_a_place_of_who_has_asked() {
-        let (_folder, path) = socket(1, Limits { idle: LIMIT * 10, whole: LIMIT * 10 });
+        let (_folder, path) = socket(1, ConnectionTimeouts { idle: LIMIT * 10, whole: LIMIT * 10 });
         let mut first = connected(&path);
         first.write_all(b"GET /never HTTP/1.0\r\n\r\n").unwrap();
         let mut next = connected(&path);

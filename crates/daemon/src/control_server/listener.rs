@@ -11,22 +11,22 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 /// A socket, and the channel from which its replacements come.
-pub(super) type Sockets = (net::UnixListener, UnboundedReceiver<net::UnixListener>);
+pub(super) type ReplaceableSocket = (net::UnixListener, UnboundedReceiver<net::UnixListener>);
 
 /// Accepts from the newest socket and from the one before it, so that clients that had connected to
 /// the old one are not turned away. Connections outlive the socket that accepted them.
-pub(super) struct Lasting {
+pub(super) struct ReplaceableListener {
     former: Option<UnixListener>,
     now: UnixListener,
     next: UnboundedReceiver<net::UnixListener>,
 }
 
-impl Lasting {
+impl ReplaceableListener {
     /// Begins with the socket that exists.
     ///
     /// # Errors
     /// The system can register no more descriptors for polling.
-    pub(super) fn new((now, next): Sockets) -> io::Result<Self> {
+    pub(super) fn new((now, next): ReplaceableSocket) -> io::Result<Self> {
         Ok(Self { former: None, now: UnixListener::from_std(now)?, next })
     }
 
@@ -56,7 +56,7 @@ impl Lasting {
     }
 }
 
-impl axum::serve::Listener for Lasting {
+impl axum::serve::Listener for ReplaceableListener {
     type Io = UnixStream;
     type Addr = SocketAddr;
 
@@ -100,7 +100,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let (again, next) = unbounded_channel();
-            let mut lasting = Lasting::new((bind(), next)).unwrap();
+            let mut lasting = ReplaceableListener::new((bind(), next)).unwrap();
             let _first = Client::connect(&path).unwrap();
             let (first, _) = lasting.accept().await;
             // Two more clients connect to this socket, and one to the next, before any is accepted.

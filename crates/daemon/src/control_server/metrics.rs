@@ -1,8 +1,8 @@
 //! Serves the metrics for Prometheus: on the control socket and, if configured, on a TCP port of
 //! loopback that answers nothing else.
 
-use super::admission::{Asked, Seats, seated};
-use super::connection_limit::{self, Few};
+use super::admission::{ApiRequest, RequestPermits, admit};
+use super::connection_limit::{self, LimitedListener};
 use super::server::Handlers;
 use crate::metrics;
 use axum::Router;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// Which names the metrics have.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Names {
+enum MetricNames {
     /// Those of bcached.
     Bcached,
     /// Those of node_exporter for the kernel's bcache.
@@ -27,22 +27,22 @@ enum Names {
 }
 
 /// Answers on the control socket.
-pub(super) async fn control(asked: Asked, uri: Uri) -> Response {
+pub(super) async fn control(asked: ApiRequest, uri: Uri) -> Response {
     let is_node = uri.query() == Some("names=node");
-    told(asked, if is_node { Names::Node } else { Names::Bcached }).await
+    told(asked, if is_node { MetricNames::Node } else { MetricNames::Bcached }).await
 }
 
 /// Answers on the port.
-async fn port(asked: Asked) -> Response {
-    told(asked, Names::Bcached).await
+async fn port(asked: ApiRequest) -> Response {
+    told(asked, MetricNames::Bcached).await
 }
 
-async fn told(asked: Asked, names: Names) -> Response {
+async fn told(asked: ApiRequest, names: MetricNames) -> Response {
     let text = asked.beside(move |handlers| {
         let status = (handlers.status)(None);
         match names {
-            Names::Bcached => metrics::text(&status),
-            Names::Node => metrics::node_text(&status),
+            MetricNames::Bcached => metrics::text(&status),
+            MetricNames::Node => metrics::node_text(&status),
         }
     });
     match text.await {
@@ -56,9 +56,9 @@ async fn told(asked: Asked, names: Names) -> Response {
 const CONNECTIONS_MAX: usize = 16;
 
 /// A port on which the metrics are served.
-pub struct Listener(TcpListener);
+pub struct MetricsListener(TcpListener);
 
-impl Listener {
+impl MetricsListener {
     /// Binds `address`, which is on loopback.
     ///
     /// # Errors
@@ -98,11 +98,14 @@ impl Listener {
 
     /// Answers until `end`.
     pub(super) async fn serve(self, handlers: Arc<Handlers>, end: impl Future<Output = ()> + Send + 'static) {
-        let seats = from_fn_with_state(Seats::new(), seated);
-        let routes = Router::new().route("/metrics", get(port)).layer(seats).with_state(handlers);
+        let permits = from_fn_with_state(RequestPermits::new(), admit);
+        let routes = Router::new().route("/metrics", get(port)).layer(permits).with_state(handlers);
         let served = async {
             let listener = tokio::net::TcpListener::from_std(self.0)?;
-            let served = axum::serve(Few::new(listener, CONNECTIONS_MAX, connection_limit::LIMITS), routes);
+            let served = axum::serve(
+                LimitedListener::new(listener, CONNECTIONS_MAX, connection_limit::TIMEOUTS),
+                routes,
+            );
             served.with_graceful_shutdown(end).await
         };
         if let Err(error) = served.await {

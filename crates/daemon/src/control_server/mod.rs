@@ -44,10 +44,11 @@ mod server;
 mod signals;
 mod socket_file;
 
-pub(crate) use admission::Work;
+pub(crate) use admission::WorkPermit;
 pub(crate) use server::{
-    AskBegin, AskCancel, AskChange, AskDifferences, AskEvents, AskExplain, AskJob, AskJobs, AskOptions,
-    AskStatus, AskStop, AskStopped, AskTakeOver, AskTakenOver, Control, Handlers, LeftSockets, Signal,
+    BeginJobHandler, CancelJobHandler, ChangeHandler, ConfigDiffHandler, ControlServer, ControlSockets,
+    EventsHandler, ExplainHandler, Handlers, JobHandler, JobsHandler, OptionsHandler, Signal, StatusHandler,
+    StopHandler, StopProgressHandler, TakeOverHandler, TakeOverProgressHandler,
 };
 pub(crate) use signals::Signals;
 

@@ -1,8 +1,8 @@
 //! The HTTP routes of the control socket and of the read-only socket, and how answers and refusals
 //! become HTTP.
 
-use super::admission::{Asked, Seats, seated};
-use super::listener::Lasting;
+use super::admission::{ApiRequest, RequestPermits, admit};
+use super::listener::ReplaceableListener;
 use super::metrics;
 use super::server::Handlers;
 use crate::log;
@@ -17,23 +17,23 @@ use axum::routing::{MethodRouter, get};
 use axum::serve::IncomingStream;
 use axum::{Json, Router};
 use bcached_config::options::Scope;
-use bcached_control::config_diff::Differences;
+use bcached_control::config_diff::ConfigDifferences;
 use bcached_control::events::Events;
-use bcached_control::explain::Explained;
+use bcached_control::explain::ExplainReport;
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::jobs::{Begin, Job, Jobs};
-use bcached_control::names::Called;
-use bcached_control::options::{Change, Changed, Options};
+use bcached_control::jobs::{JobList, JobReport, JobSpec};
+use bcached_control::names::TypedName;
+use bcached_control::options::{OptionChange, OptionChangeReport, Options};
 use bcached_control::status::Status;
-use bcached_control::stop::{Stop, Stopping};
-use bcached_control::take_over::{TakeOver, TakingOver};
+use bcached_control::stop::{StopReport, StopRequest};
+use bcached_control::take_over::{TakeOverReport, TakeOverRequest};
 use bcached_control::{REQUEST_BYTES_MAX, too_long};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
 
 /// The body that was sent, or why it could not be received.
-type Sent = Result<Bytes, BytesRejection>;
+type ReceivedBody = Result<Bytes, BytesRejection>;
 
 /// The client.
 #[derive(Clone, Copy)]
@@ -42,14 +42,14 @@ pub struct Peer {
     pub uid: Option<u32>,
 }
 
-impl Connected<IncomingStream<'_, Lasting>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, Lasting>) -> Self {
+impl Connected<IncomingStream<'_, ReplaceableListener>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, ReplaceableListener>) -> Self {
         Self { uid: stream.io().peer_cred().ok().map(|peer| peer.uid()) }
     }
 }
 
 #[derive(Serialize)]
-struct Body<T> {
+struct ResponseBody<T> {
     schema: &'static str,
     schema_version: u32,
     bcached: &'static str,
@@ -58,47 +58,47 @@ struct Body<T> {
 }
 
 /// A value with a schema.
-trait Answer: Serialize + Send + 'static {
+trait ResponseSchema: Serialize + Send + 'static {
     const SCHEMA: &'static str;
 }
 
-impl Answer for Status {
+impl ResponseSchema for Status {
     const SCHEMA: &'static str = "bcached.status";
 }
 
-impl Answer for Options {
+impl ResponseSchema for Options {
     const SCHEMA: &'static str = "bcached.options";
 }
 
-impl Answer for Job {
+impl ResponseSchema for JobReport {
     const SCHEMA: &'static str = "bcached.job";
 }
 
-impl Answer for Jobs {
+impl ResponseSchema for JobList {
     const SCHEMA: &'static str = "bcached.jobs";
 }
 
-impl Answer for Changed {
+impl ResponseSchema for OptionChangeReport {
     const SCHEMA: &'static str = "bcached.change";
 }
 
-impl Answer for Differences {
+impl ResponseSchema for ConfigDifferences {
     const SCHEMA: &'static str = "bcached.config-diff";
 }
 
-impl Answer for Explained {
+impl ResponseSchema for ExplainReport {
     const SCHEMA: &'static str = "bcached.explain";
 }
 
-impl Answer for Events {
+impl ResponseSchema for Events {
     const SCHEMA: &'static str = "bcached.events";
 }
 
-impl Answer for Stopping {
+impl ResponseSchema for StopReport {
     const SCHEMA: &'static str = "bcached.stop";
 }
 
-impl Answer for TakingOver {
+impl ResponseSchema for TakeOverReport {
     const SCHEMA: &'static str = "bcached.take-over";
 }
 
@@ -121,7 +121,7 @@ pub fn to_look(handlers: Arc<Handlers>) -> Router {
         .route("/v1/jobs/{number}", get(job))
         .fallback(only_to_look)
         .method_not_allowed_fallback(only_to_look)
-        .layer(from_fn_with_state(Seats::new(), seated))
+        .layer(from_fn_with_state(RequestPermits::new(), admit))
         .layer(from_fn(after_its_lines))
         .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
         .with_state(handlers)
@@ -168,7 +168,7 @@ pub fn router(handlers: Arc<Handlers>) -> Router {
         .with_state(handlers)
 }
 
-async fn status(asked: Asked, uri: Uri) -> Response {
+async fn status(asked: ApiRequest, uri: Uri) -> Response {
     if uri.query() != Some("full=true") {
         return asked.answer(|handlers| Ok((handlers.status)(None))).await;
     }
@@ -180,24 +180,24 @@ async fn status(asked: Asked, uri: Uri) -> Response {
 
 /// The route that reads the options of volumes or caches.
 fn options_to_look(scope: Scope) -> MethodRouter<Arc<Handlers>> {
-    get(move |asked: Asked, Path(name): Path<String>| {
+    get(move |asked: ApiRequest, Path(name): Path<String>| {
         let looks_at_files = asked.is_owner();
-        asked.answer(move |handlers| (handlers.options)(scope, Called { typed: &name, looks_at_files }))
+        asked.answer(move |handlers| (handlers.options)(scope, TypedName { typed: &name, looks_at_files }))
     })
 }
 
 /// The route that also changes them.
 fn options(scope: Scope) -> MethodRouter<Arc<Handlers>> {
     options_to_look(scope).patch(
-        move |asked: Asked,
+        move |asked: ApiRequest,
               Path(name): Path<String>,
               ConnectInfo(peer): ConnectInfo<Peer>,
-              body: Sent| async move { change(asked, (scope, name), peer, body).await },
+              body: ReceivedBody| async move { change(asked, (scope, name), peer, body).await },
     )
 }
 
 /// Parses the body of a request. `shape` tells the client what is expected.
-fn understood<T: DeserializeOwned>(body: Sent, shape: &str) -> Result<T, Failure> {
+fn understood<T: DeserializeOwned>(body: ReceivedBody, shape: &str) -> Result<T, Failure> {
     let refused = |why: String| Failure::new(Kind::Usage, "the request is invalid").why(why).next(shape);
     let body = body.map_err(|error| match error.status() {
         StatusCode::PAYLOAD_TOO_LARGE => too_long(),
@@ -206,25 +206,30 @@ fn understood<T: DeserializeOwned>(body: Sent, shape: &str) -> Result<T, Failure
     serde_json::from_slice(&body).map_err(|error| refused(error.to_string()))
 }
 
-async fn change(asked: Asked, (scope, name): (Scope, String), peer: Peer, body: Sent) -> Response {
+async fn change(
+    asked: ApiRequest,
+    (scope, name): (Scope, String),
+    peer: Peer,
+    body: ReceivedBody,
+) -> Response {
     const SHAPE: &str =
         "send {\"set\": {OPTION: VALUE}, \"unset\": [OPTION], \"runtime\": false, \"dry_run\": false}";
-    match understood::<Change>(body, SHAPE) {
+    match understood::<OptionChange>(body, SHAPE) {
         Ok(change) => asked.answer(move |handlers| (handlers.change)(scope, &name, change, peer.uid)).await,
         Err(failure) => refused(&failure),
     }
 }
 
-async fn jobs(asked: Asked) -> Response {
+async fn jobs(asked: ApiRequest) -> Response {
     asked.answer(move |handlers| (handlers.jobs)()).await
 }
 
-async fn job(asked: Asked, Path(number): Path<String>) -> Response {
+async fn job(asked: ApiRequest, Path(number): Path<String>) -> Response {
     asked.answer(move |handlers| (handlers.job)(number_of(&number)?)).await
 }
 
 async fn cancel(
-    asked: Asked,
+    asked: ApiRequest,
     Path(number): Path<String>,
     ConnectInfo(peer): ConnectInfo<Peer>,
     uri: Uri,
@@ -240,15 +245,15 @@ fn number_of(typed: &str) -> Result<u64, Failure> {
     })
 }
 
-async fn begin(asked: Asked, ConnectInfo(peer): ConnectInfo<Peer>, body: Sent) -> Response {
+async fn begin(asked: ApiRequest, ConnectInfo(peer): ConnectInfo<Peer>, body: ReceivedBody) -> Response {
     const SHAPE: &str = "send {\"verb\": \"flush\", \"detach\", \"attach\", \"add\", \"remove\", \"stop\", \"forget\", \"grow\", \"shrink\", \"replace\", \"release\" or \"import\", \"volume\": NAME, \"with\": DEV, \"backing\": DEV, \"cache\": NAME, \"size_bytes\": N, \"accept_loss_bytes\": N, \"lost_ranges\": FILE, \"dry_run\": false}";
-    match understood::<Begin>(body, SHAPE) {
+    match understood::<JobSpec>(body, SHAPE) {
         Ok(begin) => asked.answer(move |handlers| (handlers.begin)(begin, peer.uid)).await,
         Err(failure) => refused(&failure),
     }
 }
 
-async fn explain(asked: Asked, Path(volume): Path<String>, uri: Uri) -> Response {
+async fn explain(asked: ApiRequest, Path(volume): Path<String>, uri: Uri) -> Response {
     let offset = uri.query().and_then(|query| query.strip_prefix("offset=")?.parse().ok());
     let Some(offset) = offset else {
         return refused(&Failure::new(Kind::Usage, "the offset is missing").next("send `?offset=BYTES`"));
@@ -257,7 +262,7 @@ async fn explain(asked: Asked, Path(volume): Path<String>, uri: Uri) -> Response
         Ok(work) => {
             let looks_at_files = asked.is_owner();
             let explain = move |handlers: &Handlers| {
-                (handlers.explain)(Called { typed: &volume, looks_at_files }, offset, work)
+                (handlers.explain)(TypedName { typed: &volume, looks_at_files }, offset, work)
             };
             asked.answer(explain).await
         }
@@ -265,11 +270,11 @@ async fn explain(asked: Asked, Path(volume): Path<String>, uri: Uri) -> Response
     }
 }
 
-async fn differences(asked: Asked) -> Response {
+async fn differences(asked: ApiRequest) -> Response {
     asked.answer(move |handlers| (handlers.differences)()).await
 }
 
-async fn events(mut asked: Asked, uri: Uri) -> Response {
+async fn events(mut asked: ApiRequest, uri: Uri) -> Response {
     let query = uri.query().unwrap_or_default();
     let parts = || query.split('&').filter_map(|part| part.split_once('='));
     let after = parts().find(|(name, _)| *name == "after").map_or(Ok(0), |(_, typed)| typed.parse());
@@ -286,19 +291,19 @@ async fn events(mut asked: Asked, uri: Uri) -> Response {
     }
 }
 
-async fn stop(asked: Asked, ConnectInfo(peer): ConnectInfo<Peer>, body: Sent) -> Response {
-    match understood::<Stop>(body, "send {\"dry_run\": false}") {
+async fn stop(asked: ApiRequest, ConnectInfo(peer): ConnectInfo<Peer>, body: ReceivedBody) -> Response {
+    match understood::<StopRequest>(body, "send {\"dry_run\": false}") {
         Ok(stop) => asked.answer(move |handlers| (handlers.stop)(stop, peer.uid)).await,
         Err(failure) => refused(&failure),
     }
 }
 
-async fn stopped(asked: Asked) -> Response {
+async fn stopped(asked: ApiRequest) -> Response {
     asked.answer(move |handlers| (handlers.stopped)()).await
 }
 
-async fn take_over(asked: Asked, ConnectInfo(peer): ConnectInfo<Peer>, body: Sent) -> Response {
-    match understood::<TakeOver>(body, "send {\"program\": PATH, \"dry_run\": false}") {
+async fn take_over(asked: ApiRequest, ConnectInfo(peer): ConnectInfo<Peer>, body: ReceivedBody) -> Response {
+    match understood::<TakeOverRequest>(body, "send {\"program\": PATH, \"dry_run\": false}") {
         Ok(take_over) => {
             asked.whenever().answer(move |handlers| (handlers.take_over)(take_over, peer.uid)).await
         }
@@ -306,22 +311,25 @@ async fn take_over(asked: Asked, ConnectInfo(peer): ConnectInfo<Peer>, body: Sen
     }
 }
 
-async fn taken_over(asked: Asked) -> Response {
+async fn taken_over(asked: ApiRequest) -> Response {
     asked.answer(move |handlers| (handlers.taken_over)()).await
 }
 
-impl Asked {
+impl ApiRequest {
     /// Answers with what the handlers return, with its schema, or with their refusal.
-    async fn answer<T: Answer, F>(self, ask: F) -> Response
+    async fn answer<T: ResponseSchema, F>(self, ask: F) -> Response
     where
         F: FnOnce(&Handlers) -> Result<T, Failure> + Send + 'static,
     {
         let awaited = self.awaited();
         match self.beside(move |handlers| awaited.check().and_then(|()| ask(handlers))).await {
-            Some(Ok(value)) => {
-                Json(Body { schema: T::SCHEMA, schema_version: 1, bcached: env!("CARGO_PKG_VERSION"), value })
-                    .into_response()
-            }
+            Some(Ok(value)) => Json(ResponseBody {
+                schema: T::SCHEMA,
+                schema_version: 1,
+                bcached: env!("CARGO_PKG_VERSION"),
+                value,
+            })
+            .into_response(),
             Some(Err(failure)) => refused(&failure),
             None => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         }

@@ -1,25 +1,25 @@
 //! The server of the control sockets: one thread with its own tokio runtime. No type of tokio
 //! leaves this file.
 
-use super::admission::Work;
-use super::connection_limit::{self, Few};
-use super::listener::{Lasting, Sockets};
-use super::metrics::Listener;
+use super::admission::WorkPermit;
+use super::connection_limit::{self, LimitedListener};
+use super::listener::{ReplaceableListener, ReplaceableSocket};
+use super::metrics::MetricsListener;
 use super::routes::{self, Peer};
-use super::socket_file::Bound;
+use super::socket_file::BoundSocket;
 use bcached_config::options::Scope;
-use bcached_control::config_diff::Differences;
+use bcached_control::config_diff::ConfigDifferences;
 use bcached_control::connect::monitor_beside;
 use bcached_control::events::Events;
-use bcached_control::explain::Explained;
+use bcached_control::explain::ExplainReport;
 use bcached_control::failure::Failure;
-use bcached_control::jobs::{Begin, Job, Jobs};
-use bcached_control::names::Called;
-use bcached_control::options::{Change, Changed, Options};
+use bcached_control::jobs::{JobList, JobReport, JobSpec};
+use bcached_control::names::TypedName;
+use bcached_control::options::{OptionChange, OptionChangeReport, Options};
 use bcached_control::status::Status;
-use bcached_control::stop::{Stop, Stopping};
-use bcached_control::take_over::{TakeOver, TakingOver};
-use bcached_port::socket::{Passed, Whose};
+use bcached_control::stop::{StopReport, StopRequest};
+use bcached_control::take_over::{TakeOverReport, TakeOverRequest};
+use bcached_port::socket::{PassedSocket, SocketOwner};
 use rustix::fs::Mode;
 use std::io;
 use std::net::SocketAddr;
@@ -43,78 +43,81 @@ pub enum Signal {
     Reload,
 }
 
-/// Returns the status; with `Work`, also the part that needs a scan by the engines.
-pub type AskStatus = Box<dyn Fn(Option<Work>) -> Status + Send + Sync>;
+/// Returns the status; with `WorkPermit`, also the part that needs a scan by the engines.
+pub type StatusHandler = Box<dyn Fn(Option<WorkPermit>) -> Status + Send + Sync>;
 
 /// Returns the options of the volume or cache with this name.
-pub type AskOptions = Box<dyn Fn(Scope, Called<'_>) -> Result<Options, Failure> + Send + Sync>;
+pub type OptionsHandler = Box<dyn Fn(Scope, TypedName<'_>) -> Result<Options, Failure> + Send + Sync>;
 
 /// Changes options of the volume or cache with this name, on behalf of this user.
-pub type AskChange = Box<dyn Fn(Scope, &str, Change, Option<u32>) -> Result<Changed, Failure> + Send + Sync>;
+pub type ChangeHandler =
+    Box<dyn Fn(Scope, &str, OptionChange, Option<u32>) -> Result<OptionChangeReport, Failure> + Send + Sync>;
 
 /// Begins a job, on behalf of this user.
-pub type AskBegin = Box<dyn Fn(Begin, Option<u32>) -> Result<Job, Failure> + Send + Sync>;
+pub type BeginJobHandler = Box<dyn Fn(JobSpec, Option<u32>) -> Result<JobReport, Failure> + Send + Sync>;
 
 /// Returns the progress of the job with this number.
-pub type AskJob = Box<dyn Fn(u64) -> Result<Job, Failure> + Send + Sync>;
+pub type JobHandler = Box<dyn Fn(u64) -> Result<JobReport, Failure> + Send + Sync>;
 /// Cancels the job with this number, or only reports whether that is possible; on behalf of this
 /// user.
-pub type AskCancel = Box<dyn Fn(u64, bool, Option<u32>) -> Result<Job, Failure> + Send + Sync>;
+pub type CancelJobHandler = Box<dyn Fn(u64, bool, Option<u32>) -> Result<JobReport, Failure> + Send + Sync>;
 
 /// Returns all jobs.
-pub type AskJobs = Box<dyn Fn() -> Result<Jobs, Failure> + Send + Sync>;
+pub type JobsHandler = Box<dyn Fn() -> Result<JobList, Failure> + Send + Sync>;
 
 /// Returns how the running configuration differs from the files.
-pub type AskDifferences = Box<dyn Fn() -> Result<Differences, Failure> + Send + Sync>;
+pub type ConfigDiffHandler = Box<dyn Fn() -> Result<ConfigDifferences, Failure> + Send + Sync>;
 
 /// Returns where this byte of the volume with this name is.
-pub type AskExplain = Box<dyn Fn(Called<'_>, u64, Work) -> Result<Explained, Failure> + Send + Sync>;
+pub type ExplainHandler =
+    Box<dyn Fn(TypedName<'_>, u64, WorkPermit) -> Result<ExplainReport, Failure> + Send + Sync>;
 
 /// Returns the events after this sequence number; if the flag is set, waits a while for the first.
-pub type AskEvents = Box<dyn Fn(u64, bool) -> Result<Events, Failure> + Send + Sync>;
+pub type EventsHandler = Box<dyn Fn(u64, bool) -> Result<Events, Failure> + Send + Sync>;
 
 /// Stops the daemon, on behalf of this user.
-pub type AskStop = Box<dyn Fn(Stop, Option<u32>) -> Result<Stopping, Failure> + Send + Sync>;
+pub type StopHandler = Box<dyn Fn(StopRequest, Option<u32>) -> Result<StopReport, Failure> + Send + Sync>;
 
 /// Returns the progress of a stop.
-pub type AskStopped = Box<dyn Fn() -> Result<Stopping, Failure> + Send + Sync>;
+pub type StopProgressHandler = Box<dyn Fn() -> Result<StopReport, Failure> + Send + Sync>;
 
 /// Hands over to another process, on behalf of this user.
-pub type AskTakeOver = Box<dyn Fn(TakeOver, Option<u32>) -> Result<TakingOver, Failure> + Send + Sync>;
+pub type TakeOverHandler =
+    Box<dyn Fn(TakeOverRequest, Option<u32>) -> Result<TakeOverReport, Failure> + Send + Sync>;
 
 /// Returns the progress of that.
-pub type AskTakenOver = Box<dyn Fn() -> Result<TakingOver, Failure> + Send + Sync>;
+pub type TakeOverProgressHandler = Box<dyn Fn() -> Result<TakeOverReport, Failure> + Send + Sync>;
 
 /// The functions that the control thread calls.
 pub struct Handlers {
     /// The status now, on request with the parts that cost more. May take a moment.
-    pub status: AskStatus,
+    pub status: StatusHandler,
     /// May take a moment.
-    pub options: AskOptions,
+    pub options: OptionsHandler,
     /// Waits until it is done, for a limited time.
-    pub change: AskChange,
+    pub change: ChangeHandler,
     /// Waits until it has begun, for a limited time.
-    pub begin: AskBegin,
+    pub begin: BeginJobHandler,
     /// May take a moment.
-    pub jobs: AskJobs,
+    pub jobs: JobsHandler,
     /// May take a moment.
-    pub job: AskJob,
+    pub job: JobHandler,
     /// May take a moment.
-    pub cancel: AskCancel,
+    pub cancel: CancelJobHandler,
     /// May take a moment.
-    pub explain: AskExplain,
+    pub explain: ExplainHandler,
     /// May take a moment.
-    pub differences: AskDifferences,
+    pub differences: ConfigDiffHandler,
     /// Waits for the next event, if asked to.
-    pub events: AskEvents,
+    pub events: EventsHandler,
     /// May take a moment.
-    pub stop: AskStop,
+    pub stop: StopHandler,
     /// Waits for the end, for a limited time.
-    pub stopped: AskStopped,
+    pub stopped: StopProgressHandler,
     /// Waits until another process runs.
-    pub take_over: AskTakeOver,
+    pub take_over: TakeOverHandler,
     /// Waits for the end, for a limited time.
-    pub taken_over: AskTakenOver,
+    pub taken_over: TakeOverProgressHandler,
 }
 
 /// The modes of the control socket and of the read-only socket.
@@ -122,35 +125,40 @@ const FOR_OWNER: Mode = Mode::RUSR.union(Mode::WUSR);
 const FOR_GROUP: Mode = FOR_OWNER.union(Mode::RGRP).union(Mode::WGRP);
 
 /// Where a replacement socket is sent, for the task that accepts.
-type Again = mpsc::UnboundedSender<UnixListener>;
+type ReplacementSender = mpsc::UnboundedSender<UnixListener>;
 
 /// The sockets of the daemon.
-pub struct Control {
+pub struct ControlServer {
     /// For its owner only: all requests.
-    owner: Bound,
+    owner: BoundSocket,
     /// For its group, too: read-only.
-    monitor: Option<Bound>,
-    metrics: Option<Listener>,
+    monitor: Option<BoundSocket>,
+    metrics: Option<MetricsListener>,
     /// The channels that give replacement sockets to the accepting tasks, of the control socket and
     /// of the read-only socket.
-    again: Option<(Again, Again)>,
+    again: Option<(ReplacementSender, ReplacementSender)>,
     /// No connection is accepted any more once this is true.
     ends: watch::Sender<bool>,
     /// Disconnected when all requests on the control socket have been answered after that.
     answered: Option<std::sync::mpsc::Receiver<()>>,
 }
 
-impl Control {
+impl ControlServer {
     /// Binds `path` for all requests, and a read-only socket beside it. Volumes are served even if
     /// the read-only socket cannot be bound. A socket passed by the service manager is used instead
     /// of binding.
     ///
     /// # Errors
     /// A daemon answers there already, or the system refuses.
-    pub fn bind(path: &Path, owner: Option<Passed>, monitor: Option<Passed>) -> Result<Self, Failure> {
-        let owner = owner.map_or_else(|| Bound::bind(path, FOR_OWNER), |passed| Ok(Bound::passed(passed)))?;
-        let beside = || Bound::bind(&monitor_beside(path), FOR_GROUP);
-        let monitor = monitor.map_or_else(beside, |passed| Ok(Bound::passed(passed)));
+    pub fn bind(
+        path: &Path,
+        owner: Option<PassedSocket>,
+        monitor: Option<PassedSocket>,
+    ) -> Result<Self, Failure> {
+        let owner = owner
+            .map_or_else(|| BoundSocket::bind(path, FOR_OWNER), |passed| Ok(BoundSocket::passed(passed)))?;
+        let beside = || BoundSocket::bind(&monitor_beside(path), FOR_GROUP);
+        let monitor = monitor.map_or_else(beside, |passed| Ok(BoundSocket::passed(passed)));
         if let Err(failure) = &monitor {
             tracing::warn!(event = "monitor-failed", "the read-only socket is not available: {failure}");
         }
@@ -175,18 +183,18 @@ impl Control {
     /// # Errors
     /// The port cannot be bound.
     pub fn with_metrics(mut self, address: Option<SocketAddr>) -> Result<Self, Failure> {
-        self.metrics = address.map(Listener::bind).transpose()?;
+        self.metrics = address.map(MetricsListener::bind).transpose()?;
         Ok(self)
     }
 
-    /// Starts the thread. It ends with the process, or some time after [`Control::leave`].
+    /// Starts the thread. It ends with the process, or some time after [`ControlServer::leave`].
     ///
     /// # Errors
     /// No thread or descriptor is available.
     pub fn start(&mut self, handlers: Arc<Handlers>) -> io::Result<()> {
         let owner = self.owner.listener.try_clone()?;
         let monitor = self.monitor.as_ref().map(|monitor| monitor.listener.try_clone()).transpose()?;
-        let metrics = self.metrics.as_ref().map(Listener::try_clone).transpose()?;
+        let metrics = self.metrics.as_ref().map(MetricsListener::try_clone).transpose()?;
         spare_descriptors()?;
         // Tokio panics where the process can have no more threads, unless one of its own already
         // runs.
@@ -217,7 +225,7 @@ impl Control {
 
     /// The paths of its sockets.
     pub fn sockets(&self) -> impl Iterator<Item = &Path> {
-        std::iter::once(&self.owner).chain(&self.monitor).map(Bound::path)
+        std::iter::once(&self.owner).chain(&self.monitor).map(BoundSocket::path)
     }
 
     /// Listens anew on the socket at `path`, whose file was removed. Connections are kept.
@@ -231,10 +239,10 @@ impl Control {
         let (bound, to, mode) = match monitor {
             Some(monitor) if monitor.path() == path => (monitor, to_monitor, FOR_GROUP),
             _ if owner.path() == path => (owner, to_owner, FOR_OWNER),
-            _ => return Err(Bound::cannot(path, &io::ErrorKind::NotFound.into())),
+            _ => return Err(BoundSocket::cannot(path, &io::ErrorKind::NotFound.into())),
         };
         let next = bound.again(mode)?;
-        let listener = next.listener.try_clone().map_err(|error| Bound::cannot(path, &error))?;
+        let listener = next.listener.try_clone().map_err(|error| BoundSocket::cannot(path, &error))?;
         *bound = next;
         // It fails if the task does not accept any more, and so needs no socket.
         let _or_it_ends = to.send(listener);
@@ -252,24 +260,24 @@ impl Control {
 
     /// Stops accepting, and leaves its sockets to the next process.
     #[must_use]
-    pub fn leave(self) -> LeftSockets {
+    pub fn leave(self) -> ControlSockets {
         let Self { owner, monitor, metrics, ends, .. } = self;
         ends.send_replace(true);
-        LeftSockets {
+        ControlSockets {
             owner: owner.leave(),
-            monitor: monitor.map(Bound::leave),
-            metrics: metrics.map(Listener::into_socket),
+            monitor: monitor.map(BoundSocket::leave),
+            metrics: metrics.map(MetricsListener::into_socket),
         }
     }
 }
 
-/// The sockets of a [`Control`] that was left. For those that have a file: which process has bound
-/// it.
-pub struct LeftSockets {
+/// The sockets of a [`ControlServer`] that was left. For those that have a file: which process has
+/// bound it.
+pub struct ControlSockets {
     /// For all requests.
-    pub owner: (OwnedFd, Whose),
+    pub owner: (OwnedFd, SocketOwner),
     /// Read-only.
-    pub monitor: Option<(OwnedFd, Whose)>,
+    pub monitor: Option<(OwnedFd, SocketOwner)>,
     /// For metrics.
     pub metrics: Option<OwnedFd>,
 }
@@ -297,10 +305,14 @@ pub(super) fn spare_descriptors() -> io::Result<()> {
     taken.map(drop)
 }
 
-async fn answer(sockets: Sockets, handlers: Arc<Handlers>, end: impl Future<Output = ()> + Send + 'static) {
+async fn answer(
+    sockets: ReplaceableSocket,
+    handlers: Arc<Handlers>,
+    end: impl Future<Output = ()> + Send + 'static,
+) {
     let served = async {
         let service = routes::router(handlers).into_make_service_with_connect_info::<Peer>();
-        let listener = Lasting::new(sockets)?;
+        let listener = ReplaceableListener::new(sockets)?;
         axum::serve(listener, service).with_graceful_shutdown(end).await
     };
     if let Err(error) = served.await {
@@ -311,11 +323,17 @@ async fn answer(sockets: Sockets, handlers: Arc<Handlers>, end: impl Future<Outp
 /// Connections of read-only clients at once: descriptors are for volumes first.
 const LOOKING_MAX: usize = 16;
 
-async fn look(sockets: Sockets, handlers: Arc<Handlers>, end: impl Future<Output = ()> + Send + 'static) {
+async fn look(
+    sockets: ReplaceableSocket,
+    handlers: Arc<Handlers>,
+    end: impl Future<Output = ()> + Send + 'static,
+) {
     let served = async {
-        let listener = Lasting::new(sockets)?;
-        let served =
-            axum::serve(Few::new(listener, LOOKING_MAX, connection_limit::LIMITS), routes::to_look(handlers));
+        let listener = ReplaceableListener::new(sockets)?;
+        let served = axum::serve(
+            LimitedListener::new(listener, LOOKING_MAX, connection_limit::TIMEOUTS),
+            routes::to_look(handlers),
+        );
         served.with_graceful_shutdown(end).await
     };
     if let Err(error) = served.await {

@@ -8,15 +8,15 @@ use std::thread;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Acts on a signal. Returns false if no handler is installed any more.
-type Act = Box<dyn Fn(Signal) -> bool + Send>;
+type SignalHandler = Box<dyn Fn(Signal) -> bool + Send>;
 
 /// The signals of this process. Clones share their state.
 #[derive(Clone, Default)]
-pub struct Signals(Arc<Mutex<Heard>>);
+pub struct Signals(Arc<Mutex<SignalState>>);
 
 #[derive(Default)]
-struct Heard {
-    act: Option<Act>,
+struct SignalState {
+    act: Option<SignalHandler>,
     /// A stop was requested while no handler was installed.
     stops: bool,
 }
@@ -74,7 +74,7 @@ impl Signals {
         heard.stops |= !is_heard && signal == Signal::Stop;
     }
 
-    fn lock(&self) -> MutexGuard<'_, Heard> {
+    fn lock(&self) -> MutexGuard<'_, SignalState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

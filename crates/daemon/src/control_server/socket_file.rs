@@ -2,7 +2,7 @@
 
 use bcached_control::connect::connect_now;
 use bcached_control::failure::{Failure, Kind};
-use bcached_port::socket::{OwnFile, Passed, SocketFile, Whose, inherited};
+use bcached_port::socket::{OwnedSocketFile, PassedSocket, SocketFile, SocketOwner, inherited};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -16,19 +16,19 @@ use std::path::{Path, PathBuf};
 const BACKLOG: i32 = 16;
 
 /// A bound socket. On drop it removes its file, unless another process's file has taken its place.
-pub struct Bound {
-    file: OwnFile,
+pub struct BoundSocket {
+    file: OwnedSocketFile,
     /// The listening socket.
     pub listener: UnixListener,
 }
 
-impl Bound {
+impl BoundSocket {
     /// Adopts a socket that another process has bound, with its file.
-    pub fn passed(socket: Passed) -> Self {
+    pub fn passed(socket: PassedSocket) -> Self {
         // The process that bound the socket chose its backlog, which is not known here.
         answers_from_now_on(&socket, i32::MAX);
         let path = PathBuf::from(socket.at().to_string());
-        Self { file: OwnFile::somebody_elses(path), listener: OwnedFd::from(socket).into() }
+        Self { file: OwnedSocketFile::somebody_elses(path), listener: OwnedFd::from(socket).into() }
     }
 
     /// Its path.
@@ -52,7 +52,7 @@ impl Bound {
         }
         if let Some((socket, identity)) = inherited::take_unix(path) {
             answers_from_now_on(&socket, BACKLOG);
-            return Ok(Self { file: OwnFile::inherited(path, identity), listener: socket.into() });
+            return Ok(Self { file: OwnedSocketFile::inherited(path, identity), listener: socket.into() });
         }
         remove_stale(path)?;
         Self::listen(path, mode).map_err(|error| cannot(&error))
@@ -69,7 +69,7 @@ impl Bound {
     /// Binds a replacement at the same path, after its file was removed.
     ///
     /// # Errors
-    /// As of [`Bound::bind`], and if another process had bound it.
+    /// As of [`BoundSocket::bind`], and if another process had bound it.
     pub fn again(&self, mode: Mode) -> Result<Self, Failure> {
         if self.file.is_somebody_elses() {
             let failure = Failure::new(Kind::Usage, format!("cannot listen on {}", self.path().display()));
@@ -82,7 +82,7 @@ impl Bound {
 
     /// Returns the socket and which process has bound it, for the next process to listen. The file
     /// stays.
-    pub fn leave(mut self) -> (OwnedFd, Whose) {
+    pub fn leave(mut self) -> (OwnedFd, SocketOwner) {
         let whose = self.file.leave();
         (self.listener.into(), whose)
     }
@@ -96,7 +96,7 @@ impl Bound {
         rustix::fs::fchmod(&socket, mode)?;
         rustix::net::bind(&socket, &address)?;
         let file = SocketFile::just_bound(path)?;
-        let bound = Self { file: OwnFile::bound(path, &file), listener: socket.into() };
+        let bound = Self { file: OwnedSocketFile::bound(path, &file), listener: socket.into() };
         file.set_mode(mode)?;
         rustix::net::listen(&bound.listener, BACKLOG)?;
         Ok(bound)
@@ -139,7 +139,9 @@ mod tests {
     fn a_socket_that_is_no_longer_ours_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control.sock");
-        let Ok(control) = Bound::bind(&path, Mode::RUSR | Mode::WUSR) else { panic!("nothing is there") };
+        let Ok(control) = BoundSocket::bind(&path, Mode::RUSR | Mode::WUSR) else {
+            panic!("nothing is there")
+        };
         std::fs::rename(&path, folder.path().join("moved.sock")).unwrap();
         let _next = UnixListener::bind(&path).unwrap();
         drop(control);
@@ -150,7 +152,7 @@ mod tests {
     fn nothing_is_left_of_a_path_that_is_too_long() {
         let folder = tempfile::tempdir().unwrap();
         let made = folder.path().join("run");
-        let Err(failure) = Bound::bind(&made.join("x".repeat(120)), Mode::RUSR | Mode::WUSR) else {
+        let Err(failure) = BoundSocket::bind(&made.join("x".repeat(120)), Mode::RUSR | Mode::WUSR) else {
             panic!("no socket has such a path")
         };
         assert!(failure.to_string().contains("name another socket with --control"), "{failure}");

@@ -1,6 +1,6 @@
 //! How much of the daemon's time read-only clients can take.
 
-use super::connection_limit::{self, Few};
+use super::connection_limit::{self, LimitedListener};
 use super::*;
 use axum::Router;
 use bcached_control::failure::{Failure, Kind};
@@ -22,7 +22,7 @@ struct Gate {
     inside: AtomicUsize,
     peak: AtomicUsize,
     /// Work that an engine was asked for and has not done.
-    begun: Arc<Mutex<Vec<admission::Work>>>,
+    begun: Arc<Mutex<Vec<admission::WorkPermit>>>,
 }
 
 impl Gate {
@@ -99,7 +99,9 @@ fn monitor(gate: &Arc<Gate>) -> (tempfile::TempDir, PathBuf) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let listener = tokio::net::UnixListener::from_std(listener).unwrap();
-            axum::serve(Few::new(listener, 64, connection_limit::LIMITS), routes).await.unwrap();
+            axum::serve(LimitedListener::new(listener, 64, connection_limit::TIMEOUTS), routes)
+                .await
+                .unwrap();
         });
     });
     (folder, path)
@@ -130,7 +132,9 @@ fn whole() -> (tempfile::TempDir, PathBuf) {
             let routes = routes::router(Arc::new(gated(&Arc::default())));
             let service = routes.into_make_service_with_connect_info::<routes::Peer>();
             let (_again, next) = tokio::sync::mpsc::unbounded_channel();
-            axum::serve(listener::Lasting::new((listener, next)).unwrap(), service).await.unwrap();
+            axum::serve(listener::ReplaceableListener::new((listener, next)).unwrap(), service)
+                .await
+                .unwrap();
         });
     });
     (folder, path)
@@ -172,10 +176,10 @@ fn what_nobody_waits_for_any_more_is_not_begun() {
     assert_eq!(failure.kind, Kind::No, "the command says until when it waits");
 }
 
-/// Work goes on after its client hangs up, and keeps its seat; no more is begun than there are
-/// seats.
+/// Work goes on after its client hangs up, and keeps its permit; no more is begun than there are
+/// permits.
 #[test]
-fn who_asks_and_hangs_up_takes_no_more_than_the_seats() {
+fn who_asks_and_hangs_up_takes_no_more_than_the_permits() {
     let gate = Arc::<Gate>::default();
     let (_folder, path) = monitor(&gate);
     let mut taken = 0;
@@ -201,7 +205,7 @@ fn who_asks_and_hangs_up_takes_no_more_than_the_seats() {
     assert!(said.contains("not here"), "{said}");
 }
 
-/// A few clients may wait for events here. The others are answered at once, and no seat stays
+/// A few clients may wait for events here. The others are answered at once, and no permit stays
 /// taken.
 #[test]
 fn a_few_wait_for_events() {
@@ -223,11 +227,11 @@ fn a_few_wait_for_events() {
     assert!(waiting.into_iter().all(|asked| answer(asked).contains("not here")));
 }
 
-/// The work of engines for guests is bounded even if no client waits for it. The seat was once
-/// released when the client gave up, although the engine went on, so that the next client began
-/// more.
+/// The work of engines for read-only clients is bounded even if no client waits for it. The permit
+/// was once released when the client gave up, although the engine went on, so that the next client
+/// began more.
 #[test]
-fn what_an_engine_does_for_guests_is_bounded_though_nobody_waits_for_it() {
+fn what_an_engine_does_for_read_only_clients_is_bounded_though_nobody_waits_for_it() {
     let gate = Arc::<Gate>::default();
     let (_folder, path) = monitor(&gate);
     let explain = || answer(asking(&path, "/v1/volumes/v/explain?offset=0"));

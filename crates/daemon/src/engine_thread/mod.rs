@@ -26,19 +26,21 @@ mod unserved;
 use crate::engine_error;
 use bcached_control::failure::Failure;
 use bcached_engine::{
-    Ages, CacheSet, Error, Explained, Options, Settings, Shrinking, Status, VolumeId, VolumeInfo,
-    VolumeOptions,
+    CacheSet, Error, Explanation, Options, PendingShrink, PriorityStats, Settings, Status, VolumeId,
+    VolumeInfo, VolumeOptions,
 };
-use bcached_env::{Executor, Order};
+use bcached_env::{Executor, RunOrder};
 use bcached_format::{CacheMode, Label, Uuid};
-pub use bcached_host::backing_reconnect::NotTaken;
-use bcached_host::{Host, Limits, NoteSlot, Opening, watch};
+pub use bcached_host::backing_reconnect::ReconnectError;
+use bcached_host::{Host, Limits, NoteSlot, OpenParams, watch};
 use bcached_offline::devices::CacheDevice;
 use bcached_port::{Connector, Server};
-use bcached_uring::{Backend, Bell, Device, DriverOptions, Guests, NoteFate, NoteFound, open_driver};
-use machine::{NotePlace, ThisMachine, open_note};
+use bcached_uring::{
+    Backend, Bell, Device, DriverOptions, NoteContents, NoteReplay, RingHandle, open_driver,
+};
+use machine::{LocalMachine, NoteLocation, open_note};
 use pump::Pump;
-use resize::Under;
+use resize::UnderlyingDevice;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -52,7 +54,7 @@ const QUEUE_MAX: usize = 1024;
 const STATUS_LIMIT: Duration = Duration::from_secs(2);
 
 /// What an engine is started with.
-pub struct Start {
+pub struct EngineParameters {
     /// The claimed cache device.
     pub device: Device,
     /// UUID of its set.
@@ -73,13 +75,13 @@ pub struct Engine {
     /// For front ends.
     pub connector: Connector,
     /// Where queues of block devices join the engine's ring.
-    pub guests: Guests,
+    pub ring_handle: RingHandle,
     commands: Sender<Command>,
     bell: Bell,
 }
 
 /// A set that has been opened.
-pub struct Opened {
+pub struct OpenedSet {
     /// Its handle.
     pub engine: Engine,
     /// Its volumes without a backing device.
@@ -87,13 +89,13 @@ pub struct Opened {
     /// How I/O is done.
     pub backend: Backend,
     /// What the note held, and what became of that.
-    pub note: LeftNote,
+    pub note: NoteOutcome,
     /// The path of the note, if there is one.
     pub note_path: Option<PathBuf>,
 }
 
 /// A volume that an engine has added.
-pub struct Added {
+pub struct AddedVolume {
     /// The volume.
     pub volume: VolumeInfo,
     /// Data is cached that lies beyond the end of its backing device.
@@ -102,18 +104,18 @@ pub struct Added {
 
 /// How long a cache mode is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Keep {
+pub enum ModePersistence {
     /// Durably, in the superblock.
     InSuperblock,
     /// Until the volume is served anew.
-    ForNow,
+    Temporary,
 }
 
 /// Takes an answer back to the caller, on the engine's thread: it must not wait.
-pub type Answer<T> = Box<dyn FnOnce(T) + Send>;
+pub type ReplyCallback<T> = Box<dyn FnOnce(T) + Send>;
 
 /// A backing device to be served.
-pub struct Adding {
+pub struct AddRequest {
     /// Its claim.
     pub device: Device,
     /// Its new cache mode, if that changes.
@@ -121,14 +123,14 @@ pub struct Adding {
     /// Its initial options.
     pub options: VolumeOptions,
     /// How it is served.
-    pub way: Way,
+    pub serve_mode: ServeMode,
     /// Something acknowledged may have been lost on its way here, which its next flush reports.
     pub owes: bool,
 }
 
 /// How a backing device is served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Way {
+pub enum ServeMode {
     /// Through the cache, if it belongs to this cache or to none.
     Cached,
     /// Likewise, but also if it belonged to another cache and has left that with all of its data.
@@ -139,7 +141,7 @@ pub enum Way {
 
 /// A job on a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Long {
+pub enum VolumeJob {
     /// Writes its dirty data back.
     Flush,
     /// Detaches it from the cache, with all of its data on its backing device.
@@ -153,7 +155,7 @@ pub enum Long {
 }
 
 /// A volume that an engine has released.
-pub struct Given {
+pub struct ReleasedVolume {
     /// Its device, still claimed. `None` if operations on it hang, or if it has none.
     pub device: Option<Device>,
     /// Something acknowledged may not be durable.
@@ -161,42 +163,42 @@ pub struct Given {
 }
 
 /// Work that the engine's thread does between two transitions.
-type Do = Box<dyn FnOnce(CacheSet, &bcached_env::Env) + Send>;
+type EngineTask = Box<dyn FnOnce(CacheSet, &bcached_env::Env) + Send>;
 
 /// The same, and the answer to the caller if there is no set.
-type Attempt = Box<dyn FnOnce(Result<CacheSet, Error>, &bcached_env::Env) + Send>;
+type FallibleTask = Box<dyn FnOnce(Result<CacheSet, Error>, &bcached_env::Env) + Send>;
 
 enum Command {
-    AddBacking(Adding, Answer<Result<Added, Error>>),
+    AddBacking(AddRequest, ReplyCallback<Result<AddedVolume, Error>>),
     /// Another engine gets it: it must have left a set that has failed.
-    HandOver(VolumeId, Answer<Result<Given, Error>>),
-    GiveUp(VolumeId, Answer<Result<Given, Error>>),
+    HandOver(VolumeId, ReplyCallback<Result<ReleasedVolume, Error>>),
+    Release(VolumeId, ReplyCallback<Result<ReleasedVolume, Error>>),
     /// Replaces its backing device with this one.
-    TakeBack(VolumeId, Device, Answer<Result<Option<Error>, NotTaken>>),
+    TakeBack(VolumeId, Device, ReplyCallback<Result<Option<Error>, ReconnectError>>),
     /// Replaces the cache device with this one.
-    TakeBackCache(Box<CacheDevice>, Answer<Result<bool, Error>>),
-    Long(u64, Long, VolumeId, Answer<Result<(), Error>>),
+    TakeBackCache(Box<CacheDevice>, ReplyCallback<Result<bool, Error>>),
+    VolumeJob(u64, VolumeJob, VolumeId, ReplyCallback<Result<(), Error>>),
     /// As the job of this number, to this many sectors.
-    BeginShrinking(u64, VolumeId, u64, Answer<Result<Shrinking, Error>>),
+    BeginShrinking(u64, VolumeId, u64, ReplyCallback<Result<PendingShrink, Error>>),
     Cancel(u64),
-    Under(VolumeId, Answer<Option<Under>>),
+    UnderlyingDevice(VolumeId, ReplyCallback<Option<UnderlyingDevice>>),
     /// Memory for nodes, in bytes; the answer is how much there is then, `None` if it is unchanged.
-    Nodes(usize, Answer<Option<usize>>),
+    Nodes(usize, ReplyCallback<Option<usize>>),
     /// Something short, or something that begins a task.
-    Do(Do),
-    Attempt(Attempt),
-    SetCacheMode(VolumeId, CacheMode, Keep, Answer<Result<(), Error>>),
-    SetOptions(VolumeId, VolumeOptions, Answer<Result<(), Error>>),
+    Task(EngineTask),
+    FallibleTask(FallibleTask),
+    SetCacheMode(VolumeId, CacheMode, ModePersistence, ReplyCallback<Result<(), Error>>),
+    SetOptions(VolumeId, VolumeOptions, ReplyCallback<Result<(), Error>>),
     ChangeCache(Box<dyn Fn(&mut Options) + Send>),
-    Status(Answer<Status>),
-    Ages(Answer<Ages>),
+    Status(ReplyCallback<Status>),
+    Ages(ReplyCallback<PriorityStats>),
     /// The note's file is gone, or another one has been made.
     KeepNote,
-    Stop(Answer<Stopped>),
+    Stop(ReplyCallback<StoppedSet>),
 }
 
 /// A set to which nothing is written any more.
-pub struct Stopped {
+pub struct StoppedSet {
     /// On an error, something that was acknowledged may not have been made durable.
     pub outcome: Result<(), Error>,
     /// Its volumes, with the dirty data that remains: write-back goes on until the stop has begun.
@@ -204,13 +206,13 @@ pub struct Stopped {
 }
 
 /// What the thread reports.
-pub enum News {
+pub enum EngineEvent {
     /// Once: the set is open, or why it could not be opened, after which the thread ends.
-    Opened(Result<Opened, Failure>),
+    Opened(Result<OpenedSet, Failure>),
     /// The set has failed; its status has the details.
     Failed,
     /// The failed set is open again, and may fail anew.
-    Works,
+    Recovered,
     /// The thread has ended, in order or by a panic. The last report.
     Ended,
 }
@@ -218,8 +220,8 @@ pub enum News {
 /// Starts the thread. `news` is called on it and must not wait.
 pub fn start(
     name: &str,
-    start: Start,
-    news: impl Fn(News) + Clone + Send + 'static,
+    start: EngineParameters,
+    news: impl Fn(EngineEvent) + Clone + Send + 'static,
 ) -> std::io::Result<JoinHandle<()>> {
     let tell = news.clone();
     spawn(name, news, move |report| run(start, report, tell))
@@ -227,27 +229,31 @@ pub fn start(
 
 /// Starts a thread for `body`, which reports how opening went. The end of the thread, however it
 /// comes, is reported too.
-pub fn spawn<N: Fn(News) + Send + 'static>(
+pub fn spawn<N: Fn(EngineEvent) + Send + 'static>(
     name: &str,
     news: N,
-    body: impl FnOnce(&dyn Fn(Result<Opened, Failure>)) + Send + 'static,
+    body: impl FnOnce(&dyn Fn(Result<OpenedSet, Failure>)) + Send + 'static,
 ) -> std::io::Result<JoinHandle<()>> {
     thread::Builder::new().name(format!("engine {name}")).spawn(move || {
-        let last = LastNews(news);
-        body(&|result| last.0(News::Opened(result)));
+        let last = EndNotifier(news);
+        body(&|result| last.0(EngineEvent::Opened(result)));
     })
 }
 
 /// Dropped also by a panic.
-struct LastNews<F: Fn(News)>(F);
+struct EndNotifier<F: Fn(EngineEvent)>(F);
 
-impl<F: Fn(News)> Drop for LastNews<F> {
+impl<F: Fn(EngineEvent)> Drop for EndNotifier<F> {
     fn drop(&mut self) {
-        self.0(News::Ended);
+        self.0(EngineEvent::Ended);
     }
 }
 
-fn run(start: Start, report: &dyn Fn(Result<Opened, Failure>), tell: impl Fn(News) + 'static) {
+fn run(
+    start: EngineParameters,
+    report: &dyn Fn(Result<OpenedSet, Failure>),
+    tell: impl Fn(EngineEvent) + 'static,
+) {
     let mut thread = match EngineThread::open(start) {
         Ok(thread) => thread,
         Err(failure) => return report(Err(failure)),
@@ -255,8 +261,8 @@ fn run(start: Start, report: &dyn Fn(Result<Opened, Failure>), tell: impl Fn(New
     report(Ok(thread.opened()));
     let news = move |change| {
         tell(match change {
-            watch::Change::Failed => News::Failed,
-            watch::Change::Works => News::Works,
+            watch::HealthChange::Failed => EngineEvent::Failed,
+            watch::HealthChange::Works => EngineEvent::Recovered,
         });
     };
     thread.executor.env().spawn(watch::run(thread.host.clone(), news));
@@ -264,29 +270,29 @@ fn run(start: Start, report: &dyn Fn(Result<Opened, Failure>), tell: impl Fn(New
 }
 
 /// What a former process has left in the note, and what becomes of that.
-pub type LeftNote = (NoteFound, NoteFate);
+pub type NoteOutcome = (NoteContents, NoteReplay);
 
 /// The state that the thread owns.
 struct EngineThread {
     executor: Executor,
     host: Host,
-    machine: ThisMachine,
+    machine: LocalMachine,
     server: Option<Server>,
     commands: Option<Receiver<Command>>,
     engine: Engine,
     backend: Backend,
-    note: LeftNote,
+    note: NoteOutcome,
 }
 
 impl EngineThread {
-    fn open(start: Start) -> Result<Self, Failure> {
+    fn open(start: EngineParameters) -> Result<Self, Failure> {
         let driver = open_driver(&DriverOptions::default())
             .map_err(|error| engine_error::of_machine(error.to_string()))?;
         let (device, table) = (start.device.path().to_owned(), start.bucket_memory);
         let cache = driver.disks.add(start.device);
         let (commands, receiver) = mpsc::channel();
         let (told, bell) = (commands.clone(), driver.bell.clone());
-        let note = start.note.map(|path| NotePlace {
+        let note = start.note.map(|path| NoteLocation {
             path,
             set_uuid: start.set_uuid,
             gone: Arc::new(move || keep_note(&told, &bell)),
@@ -296,7 +302,7 @@ impl EngineThread {
         }
         let (opened_note, found) = open_note(note.as_ref(), &device)?;
         let tells = !opened_note.given_up().is_empty();
-        let mut executor = Executor::new(driver.driver, Order::Fifo, seed()?);
+        let mut executor = Executor::new(driver.driver, RunOrder::Fifo, seed()?);
         let slot = NoteSlot::default();
         let opening = CacheSet::open(executor.env(), cache, slot.lend(opened_note), start.options.clone());
         let opened = executor
@@ -309,17 +315,18 @@ impl EngineThread {
         let set = opened?;
         let ring = driver.bell.clone();
         let (connector, server) = bcached_port::open(QUEUE_MAX, Arc::new(move || ring.ring()));
-        let engine = Engine { connector, guests: driver.guests, commands, bell: driver.bell };
+        let engine = Engine { connector, ring_handle: driver.ring_handle, commands, bell: driver.bell };
         let (options, limits) = (start.options.into(), Limits::default());
-        let opening = Opening { cache: cache.into(), set_uuid: start.set_uuid, note: slot, options, limits };
-        let machine = ThisMachine { disks: driver.disks, note };
+        let opening =
+            OpenParams { cache: cache.into(), set_uuid: start.set_uuid, note: slot, options, limits };
+        let machine = LocalMachine { disks: driver.disks, note };
         let host = Host::new(executor.env(), Box::new(machine.clone()), opening, set);
         let (server, commands) = (Some(server), Some(receiver));
         Ok(Self { executor, host, machine, server, commands, engine, backend: driver.backend, note: found })
     }
 
-    fn opened(&self) -> Opened {
-        Opened {
+    fn opened(&self) -> OpenedSet {
+        OpenedSet {
             engine: self.engine.clone(),
             volumes: self.host.status().volumes,
             backend: self.backend.clone(),
@@ -352,24 +359,30 @@ fn keep_note(commands: &mpsc::Sender<Command>, bell: &Bell) {
 
 impl Engine {
     /// Adds a backing device.
-    pub fn add_backing(&self, adding: Adding, answer: Answer<Result<Added, Error>>) {
+    pub fn add_backing(&self, adding: AddRequest, answer: ReplyCallback<Result<AddedVolume, Error>>) {
         self.send(Command::AddBacking(adding, answer));
     }
 
     /// Releases a volume.
-    pub fn give_up(&self, volume: VolumeId, answer: Answer<Result<Given, Error>>) {
-        self.send(Command::GiveUp(volume, answer));
+    pub fn give_up(&self, volume: VolumeId, answer: ReplyCallback<Result<ReleasedVolume, Error>>) {
+        self.send(Command::Release(volume, answer));
     }
 
     /// Likewise, for another engine. That cannot serve a volume that still belongs to a failed set:
     /// such a volume stays.
-    pub fn hand_over(&self, volume: VolumeId, answer: Answer<Result<Given, Error>>) {
+    pub fn hand_over(&self, volume: VolumeId, answer: ReplyCallback<Result<ReleasedVolume, Error>>) {
         self.send(Command::HandOver(volume, answer));
     }
 
     /// Begins a job on a volume, under a number that no other job has.
-    pub fn begin(&self, number: u64, long: Long, volume: VolumeId, answer: Answer<Result<(), Error>>) {
-        self.send(Command::Long(number, long, volume, answer));
+    pub fn begin(
+        &self,
+        number: u64,
+        job: VolumeJob,
+        volume: VolumeId,
+        answer: ReplyCallback<Result<(), Error>>,
+    ) {
+        self.send(Command::VolumeJob(number, job, volume, answer));
     }
 
     /// Cancels a job, if it still runs.
@@ -382,24 +395,24 @@ impl Engine {
         &self,
         volume: VolumeId,
         mode: CacheMode,
-        keep: Keep,
-        answer: Answer<Result<(), Error>>,
+        keep: ModePersistence,
+        answer: ReplyCallback<Result<(), Error>>,
     ) {
         self.send(Command::SetCacheMode(volume, mode, keep, answer));
     }
 
     /// Sets the write-back rate of a volume, until its rate controller next sets it.
-    pub fn set_writeback_rate(&self, volume: VolumeId, rate: u64, answer: Answer<Result<(), Error>>) {
+    pub fn set_writeback_rate(&self, volume: VolumeId, rate: u64, answer: ReplyCallback<Result<(), Error>>) {
         self.attempt(move |set| async move { set.set_writeback_rate(volume, rate) }, answer);
     }
 
     /// Stores these settings in the superblock of the cache.
-    pub fn keep_settings(&self, settings: Settings, answer: Answer<Result<(), Error>>) {
+    pub fn keep_settings(&self, settings: Settings, answer: ReplyCallback<Result<(), Error>>) {
         self.attempt(move |set| async move { set.keep_settings(settings).await }, answer);
     }
 
     /// Changes the label of a volume.
-    pub fn set_label(&self, volume: VolumeId, label: Label, answer: Answer<Result<(), Error>>) {
+    pub fn set_label(&self, volume: VolumeId, label: Label, answer: ReplyCallback<Result<(), Error>>) {
         self.attempt(move |set| async move { set.set_label(volume, label).await }, answer);
     }
 
@@ -409,9 +422,9 @@ impl Engine {
         &self,
         volume: VolumeId,
         sector: u64,
-        answer: Answer<(Result<Explained, Error>, Option<VolumeInfo>)>,
+        answer: ReplyCallback<(Result<Explanation, Error>, Option<VolumeInfo>)>,
     ) {
-        self.send(Command::Do(Box::new(move |set, env| {
+        self.send(Command::Task(Box::new(move |set, env| {
             env.spawn(async move {
                 let explained = set.explain(volume, sector).await;
                 answer((explained, set.volumes().into_iter().find(|info| info.id == volume)));
@@ -421,23 +434,28 @@ impl Engine {
 
     /// Has the set check whether its cache device still accepts writes, and fail if not, which is
     /// reported separately.
-    pub fn prove_cache(&self, answer: Answer<Result<(), Error>>) {
+    pub fn prove_cache(&self, answer: ReplyCallback<Result<(), Error>>) {
         self.attempt(|set| async move { set.prove_cache().await }, answer);
     }
 
     /// Has every device of the set answer; what becomes of the set is reported separately.
-    pub fn prove_devices(&self, answer: Answer<Result<(), Error>>) {
+    pub fn prove_devices(&self, answer: ReplyCallback<Result<(), Error>>) {
         self.attempt(|set| async move { set.prove_devices().await }, answer);
     }
 
     /// Changes all of a volume's options.
-    pub fn set_options(&self, volume: VolumeId, options: VolumeOptions, answer: Answer<Result<(), Error>>) {
+    pub fn set_options(
+        &self,
+        volume: VolumeId,
+        options: VolumeOptions,
+        answer: ReplyCallback<Result<(), Error>>,
+    ) {
         self.send(Command::SetOptions(volume, options, answer));
     }
 
     /// Sets the memory for the set's nodes, in bytes. If it is to shrink, the nodes give up as much
     /// as they can do without. The answer is the new amount, `None` if it is unchanged.
-    pub fn set_node_budget(&self, wanted: usize, answer: Answer<Option<usize>>) {
+    pub fn set_node_budget(&self, wanted: usize, answer: ReplyCallback<Option<usize>>) {
         self.send(Command::Nodes(wanted, answer));
     }
 
@@ -460,14 +478,17 @@ impl Engine {
     /// Returns how old the data in the buckets of several engines is. They scan all buckets beside
     /// their work. Each holds a clone of `kept` until it is done, even if no caller waits for it
     /// any more.
-    pub fn ages_of_all<K: Clone + Send + 'static>(engines: &[Option<Self>], kept: &K) -> Vec<Option<Ages>> {
+    pub fn ages_of_all<K: Clone + Send + 'static>(
+        engines: &[Option<Self>],
+        kept: &K,
+    ) -> Vec<Option<PriorityStats>> {
         Self::ask_all(engines, kept, Command::Ages)
     }
 
     fn ask_all<T: Send + 'static, K: Clone + Send + 'static>(
         engines: &[Option<Self>],
         kept: &K,
-        command: fn(Answer<T>) -> Command,
+        command: fn(ReplyCallback<T>) -> Command,
     ) -> Vec<Option<T>> {
         let ask = |engine: &Self| {
             let (send, receive) = mpsc::channel();
@@ -487,7 +508,7 @@ impl Engine {
     }
 
     /// Stops the set; the thread ends after the answer.
-    pub fn stop(&self, answer: Answer<Stopped>) {
+    pub fn stop(&self, answer: ReplyCallback<StoppedSet>) {
         self.send(Command::Stop(answer));
     }
 
@@ -495,12 +516,12 @@ impl Engine {
     fn attempt<T, F>(
         &self,
         work: impl FnOnce(CacheSet) -> F + Send + 'static,
-        answer: Answer<Result<T, Error>>,
+        answer: ReplyCallback<Result<T, Error>>,
     ) where
         T: 'static,
         F: Future<Output = Result<T, Error>> + 'static,
     {
-        self.send(Command::Attempt(Box::new(move |set, env| match set {
+        self.send(Command::FallibleTask(Box::new(move |set, env| match set {
             Err(error) => answer(Err(error)),
             Ok(set) => {
                 let work = work(set);
@@ -526,7 +547,7 @@ impl Engine {
         let (commands, heard) = mpsc::channel();
         let (connector, server) = bcached_port::open(1, Arc::new(|| {}));
         (
-            Self { connector, guests: driver.guests.clone(), commands, bell: driver.bell.clone() },
+            Self { connector, ring_handle: driver.ring_handle.clone(), commands, bell: driver.bell.clone() },
             (driver, heard, server),
         )
     }

@@ -1,14 +1,17 @@
 //! The pump between port and engine. It takes requests and commands until there is nothing left,
 //! lets other tasks run in between, then waits for the bell.
 
-use super::machine::ThisMachine;
-use super::{Added, Adding, Answer, Command, Given, Keep, Long, Stopped, Way, resize, returned};
-use bcached_engine::{CacheSet, Cancel, Error, Removed, VolumeId};
+use super::machine::LocalMachine;
+use super::{
+    AddRequest, AddedVolume, Command, ModePersistence, ReleasedVolume, ReplyCallback, ServeMode, StoppedSet,
+    VolumeJob, resize, returned,
+};
+use bcached_engine::{CacheSet, CancelToken, Error, RemovedVolume, VolumeId};
 use bcached_env::Env;
 use bcached_env::sync::Semaphore;
 use bcached_format::CacheMode;
 use bcached_host::dispatch::Dispatcher;
-use bcached_host::workers::{IN_FLIGHT_MAX, Request, Workers};
+use bcached_host::workers::{HostRequest, IN_FLIGHT_MAX, Workers};
 use bcached_host::{Host, reopen};
 use bcached_port::{ReplyTo, Server};
 use bcached_uring::Disks;
@@ -28,14 +31,14 @@ const AT_ONCE_MAX: usize = 256;
 /// Takes from port and channel; begins requests, and tasks for commands.
 pub struct Pump {
     host: Host,
-    machine: ThisMachine,
+    machine: LocalMachine,
     workers: Rc<Workers<ReplyTo>>,
     /// The jobs that run, by number.
-    jobs: Rc<RefCell<BTreeMap<u64, Cancel>>>,
+    jobs: Rc<RefCell<BTreeMap<u64, CancelToken>>>,
 }
 
 impl Pump {
-    pub fn new(host: Host, machine: ThisMachine) -> Self {
+    pub fn new(host: Host, machine: LocalMachine) -> Self {
         let dispatcher = Dispatcher::new(host.clone(), Semaphore::new(IN_FLIGHT_MAX));
         let workers = Workers::new(host.inner().env.clone(), dispatcher);
         Self { host, machine, workers, jobs: Rc::default() }
@@ -72,7 +75,7 @@ impl Pump {
         for _ in 0..AT_ONCE_MAX {
             let Some(permit) = self.workers.dispatcher().find_room() else { return true };
             let Some(request) = server.take() else { return true };
-            self.workers.begin(Request::from_port(request, &self.host.inner().env), permit);
+            self.workers.begin(HostRequest::from_port(request, &self.host.inner().env), permit);
             // Requests that wait for a task would make those behind them wait for one, too.
             if !self.host.inner().env.has_breath() || self.workers.has_queued() {
                 return false;
@@ -99,7 +102,7 @@ impl Pump {
     fn obey(&self, command: Command) {
         let (host, machine, env) = (self.host.clone(), self.machine.clone(), self.env());
         match command {
-            Command::Under(volume, answer) => {
+            Command::UnderlyingDevice(volume, answer) => {
                 answer(host.settled(volume).ok().and_then(|set| resize::under(&set, &machine.disks, volume)));
             }
             Command::Status(answer) => {
@@ -116,13 +119,13 @@ impl Pump {
                 }
             }
             Command::Nodes(wanted, answer) => set_node_budget(host, &env, wanted, answer),
-            Command::Do(work) => {
+            Command::Task(work) => {
                 // The same as for ages.
                 if let Ok(set) = host.main() {
                     work(set, &env);
                 }
             }
-            Command::Attempt(work) => work(host.main(), &env),
+            Command::FallibleTask(work) => work(host.main(), &env),
             Command::KeepNote => env.spawn(async move {
                 // A set that cannot write its journal has failed, which is reported separately.
                 let _until_the_next_file = host.keep_note().await;
@@ -144,7 +147,7 @@ impl Pump {
                 }
                 answer(added);
             }),
-            Command::GiveUp(volume, answer) => env.spawn(async move {
+            Command::Release(volume, answer) => env.spawn(async move {
                 let removed = host.remove_volume(volume).await;
                 answer(take_device((&host, &machine), removed).await);
             }),
@@ -158,8 +161,8 @@ impl Pump {
             Command::TakeBackCache(cache, answer) => {
                 returned::take_back_cache(&host, &machine, *cache, answer);
             }
-            Command::Long(number, long, volume, answer) => match host.settled(volume) {
-                Ok(set) => self.begin_long(set, (number, long), volume, answer),
+            Command::VolumeJob(number, job, volume, answer) => match host.settled(volume) {
+                Ok(set) => self.begin_volume_job(set, (number, job), volume, answer),
                 Err(error) => answer(Err(error)),
             },
             Command::BeginShrinking(number, volume, sectors, answer) => match host.settled(volume) {
@@ -173,28 +176,28 @@ impl Pump {
         }
     }
 
-    fn begin_long(
+    fn begin_volume_job(
         &self,
         set: CacheSet,
-        (number, long): (u64, Long),
+        (number, job): (u64, VolumeJob),
         volume: VolumeId,
-        answer: Answer<Result<(), Error>>,
+        answer: ReplyCallback<Result<(), Error>>,
     ) {
         let disks = self.machine.disks.clone();
         self.begin_job(number, async move |cancel| {
-            answer(match long {
-                Long::Flush => set.write_back(volume, &cancel).await,
-                Long::Detach => set.detach(volume, &cancel).await,
-                Long::Attach => set.attach(volume, &cancel).await,
-                Long::Grow(sectors) => resize::grow(&set, &disks, volume, sectors, &cancel).await,
-                Long::Shrink(sectors) => resize::shrink(&set, &disks, volume, sectors, &cancel).await,
+            answer(match job {
+                VolumeJob::Flush => set.write_back(volume, &cancel).await,
+                VolumeJob::Detach => set.detach(volume, &cancel).await,
+                VolumeJob::Attach => set.attach(volume, &cancel).await,
+                VolumeJob::Grow(sectors) => resize::grow(&set, &disks, volume, sectors, &cancel).await,
+                VolumeJob::Shrink(sectors) => resize::shrink(&set, &disks, volume, sectors, &cancel).await,
             });
         });
     }
 
     /// Begins a job with this number, by which it can be cancelled until its end.
-    fn begin_job(&self, number: u64, work: impl AsyncFnOnce(Cancel) + 'static) {
-        let (jobs, cancel) = (Rc::clone(&self.jobs), Cancel::default());
+    fn begin_job(&self, number: u64, work: impl AsyncFnOnce(CancelToken) + 'static) {
+        let (jobs, cancel) = (Rc::clone(&self.jobs), CancelToken::default());
         jobs.borrow_mut().insert(number, cancel.clone());
         self.env().spawn(async move {
             work(cancel).await;
@@ -211,7 +214,7 @@ impl Pump {
     /// Stops the set. Requests that the engine has begun are answered. Those that still lie in the
     /// port, or arrive later, are not begun: their clients learn that the engine is gone. So do
     /// those that wait for a cache that fails.
-    async fn stop(self, mut server: Server, answer: Answer<Stopped>) {
+    async fn stop(self, mut server: Server, answer: ReplyCallback<StoppedSet>) {
         server.close();
         while let Some(request) = server.take() {
             drop(request.reply_to);
@@ -225,7 +228,7 @@ impl Pump {
                 bcached_uring::note::remove(&note.path);
             }
         }
-        answer(Stopped { outcome, volumes: self.host.status().volumes });
+        answer(StoppedSet { outcome, volumes: self.host.status().volumes });
     }
 }
 
@@ -233,10 +236,10 @@ fn set_cache_mode(
     host: &Host,
     env: &Env,
     volume: VolumeId,
-    (mode, keep): (CacheMode, Keep),
-    answer: Answer<Result<(), Error>>,
+    (mode, keep): (CacheMode, ModePersistence),
+    answer: ReplyCallback<Result<(), Error>>,
 ) {
-    if keep == Keep::ForNow {
+    if keep == ModePersistence::Temporary {
         return answer(host.change_mode_for_now(volume, mode));
     }
     let host = host.clone();
@@ -244,7 +247,7 @@ fn set_cache_mode(
 }
 
 /// Sets the memory for nodes, also for when the set is opened again.
-fn set_node_budget(host: Host, env: &Env, wanted: usize, answer: Answer<Option<usize>>) {
+fn set_node_budget(host: Host, env: &Env, wanted: usize, answer: ReplyCallback<Option<usize>>) {
     let Ok(set) = host.main() else { return answer(None) };
     env.spawn(async move {
         let has = set.set_node_budget(wanted).await.ok();
@@ -260,10 +263,10 @@ const LET_GO_LIMIT: Duration = Duration::from_secs(5);
 
 /// Takes from the driver the device of a volume that the set has released.
 async fn take_device(
-    (host, machine): (&Host, &ThisMachine),
-    removed: Result<Removed, Error>,
-) -> Result<Given, Error> {
-    let Removed { disk, lost } = removed?;
+    (host, machine): (&Host, &LocalMachine),
+    removed: Result<RemovedVolume, Error>,
+) -> Result<ReleasedVolume, Error> {
+    let RemovedVolume { disk, lost } = removed?;
     let (disks, env) = (&machine.disks, &host.inner().env);
     let mut device = disk.and_then(|disk| disks.remove(disk));
     let limit = env.now() + LET_GO_LIMIT;
@@ -271,16 +274,16 @@ async fn take_device(
     while device.as_ref().is_some_and(|device| Arc::strong_count(device) > 1) && env.now() < limit {
         env.sleep(Duration::from_millis(1)).await;
     }
-    Ok(Given { device: device.take().and_then(Arc::into_inner), lost })
+    Ok(ReleasedVolume { device: device.take().and_then(Arc::into_inner), lost })
 }
 
-async fn add_backing(set: CacheSet, disks: Disks, adding: Adding) -> Result<Added, Error> {
-    let Adding { device, mode, options, way, .. } = adding;
+async fn add_backing(set: CacheSet, disks: Disks, adding: AddRequest) -> Result<AddedVolume, Error> {
+    let AddRequest { device, mode, options, serve_mode, .. } = adding;
     let disk = disks.add(device);
-    let added = match way {
-        Way::Cached => set.add_backing(disk, mode).await,
-        Way::Adopted => set.adopt_backing(disk, mode).await,
-        Way::Uncached => set.add_uncached(disk).await,
+    let added = match serve_mode {
+        ServeMode::Cached => set.add_backing(disk, mode).await,
+        ServeMode::Adopted => set.adopt_backing(disk, mode).await,
+        ServeMode::Uncached => set.add_uncached(disk).await,
     };
     if added.is_err() {
         // Nothing will use it: its claim is released.
@@ -291,15 +294,15 @@ async fn add_backing(set: CacheSet, disks: Disks, adding: Adding) -> Result<Adde
     let volume = set.volumes().into_iter().find(|info| info.id == id).ok_or(Error::NoVolume)?;
     // An index that cannot be read is reported by the requests that need it.
     let cut_short = set.give_up_behind_end(id).await.unwrap_or(false);
-    Ok(Added { volume, cut_short })
+    Ok(AddedVolume { volume, cut_short })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use bcached_engine::Options;
-    use bcached_env::{Buffer, Executor, Order, Outcome};
-    use bcached_host::{Limits, NoNote, NoteSlot, Opening};
+    use bcached_env::{Buffer, Executor, RunOrder, RunOutcome};
+    use bcached_host::{Limits, NoteSlot, NullNote, OpenParams};
     use bcached_offline::devices::memory;
     use bcached_port::Operation;
     use bcached_uring::{DriverOptions, open_driver};
@@ -313,14 +316,14 @@ mod tests {
         let nodes = bcached_engine::node_budget_min(cache.superblock.bucket_sectors(), 1);
         let options = Options { node_budget_bytes: nodes, ..Options::default() };
         let disk = driver.disks.add(cache.device);
-        let mut executor = Executor::new(driver.driver, Order::Fifo, 1);
+        let mut executor = Executor::new(driver.driver, RunOrder::Fifo, 1);
         let note = NoteSlot::default();
-        let opening = CacheSet::open(executor.env(), disk, note.lend(Box::new(NoNote)), options.clone());
+        let opening = CacheSet::open(executor.env(), disk, note.lend(Box::new(NullNote)), options.clone());
         let set = executor.block_on(opening).expect("a driver").expect("it is whole");
         let set_uuid = cache.superblock.set_uuid();
         let (options, limits) = (options.into(), Limits::default());
-        let opening = Opening { cache: disk.into(), set_uuid, note, options, limits };
-        let machine = ThisMachine { disks: driver.disks, note: None };
+        let opening = OpenParams { cache: disk.into(), set_uuid, note, options, limits };
+        let machine = LocalMachine { disks: driver.disks, note: None };
         let host = Host::new(executor.env(), Box::new(machine.clone()), opening, set);
         (executor, Pump::new(host, machine))
     }
@@ -349,7 +352,7 @@ mod tests {
         executor.env().spawn(async move {
             let _stays = pump.run(server, receiver).await;
         });
-        assert_eq!(executor.run_until(|| count.lock().expect("one thread")() == REQUESTS), Outcome::Done);
+        assert_eq!(executor.run_until(|| count.lock().expect("one thread")() == REQUESTS), RunOutcome::Done);
         let told_at = told_at.load(Ordering::Relaxed);
         assert!((1..REQUESTS).contains(&told_at), "the command was obeyed after {told_at} of {REQUESTS}");
     }

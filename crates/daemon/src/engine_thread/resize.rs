@@ -2,22 +2,25 @@
 //! that.
 
 use super::{Command, Engine, STATUS_LIMIT};
-use bcached_engine::{CacheSet, Cancel, Error, Lost, Shrinking, VolumeId};
+use bcached_engine::{CacheSet, CancelToken, Error, LostRange, PendingShrink, VolumeId};
 use bcached_uring::{Device, Disks};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
 
 /// What is below a volume.
-pub struct Under {
+pub struct UnderlyingDevice {
     device: Arc<Device>,
     /// Where the volume's data begins on it, in sectors.
     data_offset: u64,
 }
 
 /// What is below `volume`, if anything is.
-pub fn under(set: &CacheSet, disks: &Disks, volume: VolumeId) -> Option<Under> {
-    Some(Under { device: disks.device(set.disk_of(volume)?)?, data_offset: set.data_offset(volume)? })
+pub fn under(set: &CacheSet, disks: &Disks, volume: VolumeId) -> Option<UnderlyingDevice> {
+    Some(UnderlyingDevice {
+        device: disks.device(set.disk_of(volume)?)?,
+        data_offset: set.data_offset(volume)?,
+    })
 }
 
 /// Grows the volume to `sectors`; its device, if it has one, was seen to have that many.
@@ -26,9 +29,9 @@ pub async fn grow(
     disks: &Disks,
     volume: VolumeId,
     sectors: u64,
-    cancel: &Cancel,
+    cancel: &CancelToken,
 ) -> Result<(), Error> {
-    let Some(Under { device, data_offset }) = under(set, disks, volume) else {
+    let Some(UnderlyingDevice { device, data_offset }) = under(set, disks, volume) else {
         return set.grow(volume, sectors, cancel).await;
     };
     let before = device.info().sectors;
@@ -46,10 +49,10 @@ pub async fn shrink(
     disks: &Disks,
     volume: VolumeId,
     sectors: u64,
-    cancel: &Cancel,
+    cancel: &CancelToken,
 ) -> Result<(), Error> {
     set.shrink(volume, sectors, cancel).await?;
-    if let Some(Under { device, data_offset }) = under(set, disks, volume) {
+    if let Some(UnderlyingDevice { device, data_offset }) = under(set, disks, volume) {
         device.count_on(data_offset + sectors);
     }
     Ok(())
@@ -60,7 +63,7 @@ impl Engine {
     /// not answer in time.
     pub fn dirty_from(&self, volume: VolumeId, sector: u64) -> Option<u64> {
         let (send, receive) = mpsc::channel();
-        self.send(Command::Do(Box::new(move |set, env| {
+        self.send(Command::Task(Box::new(move |set, env| {
             env.spawn(async move {
                 let _gone = send.send(set.dirty_from(volume, sector).await.ok());
             });
@@ -78,7 +81,12 @@ impl Engine {
     }
 
     /// Prepares to shrink a flash-only volume to `sectors`, as the job of this number. Waits.
-    pub fn begin_shrinking(&self, number: u64, volume: VolumeId, sectors: u64) -> Result<Shrinking, Error> {
+    pub fn begin_shrinking(
+        &self,
+        number: u64,
+        volume: VolumeId,
+        sectors: u64,
+    ) -> Result<PendingShrink, Error> {
         let (done, waits) = mpsc::channel();
         let answer = Box::new(move |begun| drop(done.send(begun)));
         self.send(Command::BeginShrinking(number, volume, sectors, answer));
@@ -87,19 +95,19 @@ impl Engine {
 
     /// Returns some of the data that it would lose, from sector `at` on, and where the rest begins.
     /// Waits.
-    pub fn lost_behind(&self, of: &Shrinking, at: u64) -> Result<(Vec<Lost>, Option<u64>), Error> {
+    pub fn lost_behind(&self, of: &PendingShrink, at: u64) -> Result<(Vec<LostRange>, Option<u64>), Error> {
         let of = of.clone();
         self.wait_for(move |set| async move { set.lost_behind(&of, at).await })
     }
 
     /// Completes the shrinking. Waits.
-    pub fn shrink_flash_only(&self, shrinking: Shrinking) -> Result<(), Error> {
+    pub fn shrink_flash_only(&self, shrinking: PendingShrink) -> Result<(), Error> {
         self.wait_for(move |set| async move { set.shrink_flash_only(shrinking).await })
     }
 
     /// Abandons the shrinking.
-    pub fn keep_size(&self, shrinking: Shrinking) {
-        self.send(Command::Do(Box::new(move |set, _| set.keep_size(shrinking))));
+    pub fn keep_size(&self, shrinking: PendingShrink) {
+        self.send(Command::Task(Box::new(move |set, _| set.keep_size(shrinking))));
     }
 
     /// Returns how many sectors the volume can have on its backing device as that is now. A
@@ -107,10 +115,10 @@ impl Engine {
     /// in time, or if there is no device.
     pub fn capacity(&self, volume: VolumeId) -> Option<Result<u64, String>> {
         let (send, receive) = mpsc::channel();
-        self.send(Command::Under(
+        self.send(Command::UnderlyingDevice(
             volume,
             Box::new(move |under| {
-                let Some(Under { device, data_offset }) = under else { return };
+                let Some(UnderlyingDevice { device, data_offset }) = under else { return };
                 let ask = move || {
                     let found = device.capacity().map(|sectors| sectors.saturating_sub(data_offset));
                     let _gone = send.send(found.map_err(|error| error.to_string()));

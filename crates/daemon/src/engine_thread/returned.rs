@@ -1,8 +1,8 @@
 //! Devices that return as other devices of the system.
 
-use super::machine::ThisMachine;
-use super::{Answer, Command, Engine, NotTaken};
-use bcached_engine::{Error, Removed, VolumeId};
+use super::machine::LocalMachine;
+use super::{Command, Engine, ReconnectError, ReplyCallback};
+use bcached_engine::{Error, RemovedVolume, VolumeId};
 use bcached_env::DiskId;
 use bcached_host::Host;
 use bcached_offline::devices::CacheDevice;
@@ -15,7 +15,7 @@ impl Engine {
         &self,
         volume: VolumeId,
         device: Device,
-        answer: Answer<Result<Option<Error>, NotTaken>>,
+        answer: ReplyCallback<Result<Option<Error>, ReconnectError>>,
     ) {
         self.send(Command::TakeBack(volume, device, answer));
     }
@@ -23,17 +23,17 @@ impl Engine {
     /// Reopens the set, which has failed, on this device, which must be the one that it was on. The
     /// answer comes before that has ended: whether something that was acknowledged and not flushed
     /// may have been lost.
-    pub fn take_back_cache(&self, cache: CacheDevice, answer: Answer<Result<bool, Error>>) {
+    pub fn take_back_cache(&self, cache: CacheDevice, answer: ReplyCallback<Result<bool, Error>>) {
         self.send(Command::TakeBackCache(Box::new(cache), answer));
     }
 }
 
 pub async fn take_back(
     host: &Host,
-    machine: &ThisMachine,
+    machine: &LocalMachine,
     volume: VolumeId,
     device: Device,
-) -> Result<Option<Error>, NotTaken> {
+) -> Result<Option<Error>, ReconnectError> {
     let disks = &machine.disks;
     let disk = disks.add(device);
     let prepare = |former: DiskId| {
@@ -43,7 +43,7 @@ pub async fn take_back(
         }
     };
     match host.take_back(volume, disk, prepare).await {
-        Ok(Removed { disk: former, lost }) => {
+        Ok(RemovedVolume { disk: former, lost }) => {
             if let Some(former) = former {
                 drop(disks.remove(former));
             }
@@ -59,9 +59,9 @@ pub async fn take_back(
 
 pub fn take_back_cache(
     host: &Host,
-    machine: &ThisMachine,
+    machine: &LocalMachine,
     cache: CacheDevice,
-    answer: Answer<Result<bool, Error>>,
+    answer: ReplyCallback<Result<bool, Error>>,
 ) {
     let disks = machine.disks.clone();
     let disk = disks.add(cache.device);

@@ -1,15 +1,15 @@
 //! Requests to an engine about volumes that are not served, from threads that may wait for the
 //! answer; and about flash-only volumes.
 
-use super::{Answer, Command, Engine};
-use bcached_engine::{CacheSet, Error, Forgetting, Lost, VolumeId, VolumeInfo};
+use super::{Command, Engine, ReplyCallback};
+use bcached_engine::{CacheSet, Error, LostRange, PendingForget, VolumeId, VolumeInfo};
 use bcached_format::{Label, Uuid};
 use std::future::Future;
 use std::sync::mpsc;
 
 impl Engine {
     /// Prepares to forget a volume, once the amount of its dirty data is known. Waits.
-    pub fn begin_forgetting(&self, uuid: Uuid) -> Result<Forgetting, Error> {
+    pub fn begin_forgetting(&self, uuid: Uuid) -> Result<PendingForget, Error> {
         self.wait_for(move |set| async move {
             set.walked().await?;
             set.begin_forgetting(uuid)
@@ -18,23 +18,28 @@ impl Engine {
 
     /// Returns some of the data that would be lost, from sector `at` of the key space on, and where
     /// the rest begins. Waits.
-    pub fn lost(&self, of: &Forgetting, at: u64) -> Result<(Vec<Lost>, Option<u64>), Error> {
+    pub fn lost(&self, of: &PendingForget, at: u64) -> Result<(Vec<LostRange>, Option<u64>), Error> {
         let of = of.clone();
         self.wait_for(move |set| async move { set.lost(&of, at).await })
     }
 
     /// Forgets the volume. Waits.
-    pub fn forget(&self, forgetting: Forgetting) -> Result<(), Error> {
+    pub fn forget(&self, forgetting: PendingForget) -> Result<(), Error> {
         self.wait_for(move |set| async move { set.forget(forgetting).await })
     }
 
     /// Abandons the forgetting.
-    pub fn keep(&self, forgetting: Forgetting) {
-        self.send(Command::Do(Box::new(move |set, _| set.keep(forgetting))));
+    pub fn keep(&self, forgetting: PendingForget) {
+        self.send(Command::Task(Box::new(move |set, _| set.keep(forgetting))));
     }
 
     /// Makes a flash-only volume of `sectors` sectors, and serves it.
-    pub fn create_flash_only(&self, sectors: u64, label: Label, answer: Answer<Result<VolumeInfo, Error>>) {
+    pub fn create_flash_only(
+        &self,
+        sectors: u64,
+        label: Label,
+        answer: ReplyCallback<Result<VolumeInfo, Error>>,
+    ) {
         let make = move |set: CacheSet| async move {
             let id = set.create_flash_only(sectors, label).await?;
             info(&set, id)
@@ -43,7 +48,7 @@ impl Engine {
     }
 
     /// Serves a flash-only volume that exists.
-    pub fn add_flash_only(&self, uuid: Uuid, answer: Answer<Result<VolumeInfo, Error>>) {
+    pub fn add_flash_only(&self, uuid: Uuid, answer: ReplyCallback<Result<VolumeInfo, Error>>) {
         let add = move |set: CacheSet| async move { set.add_flash_only(uuid).and_then(|id| info(&set, id)) };
         self.attempt(add, answer);
     }

@@ -27,13 +27,13 @@ const STUCK: Duration = Duration::from_secs(1);
 /// The queued lines, and the progress of the writer.
 #[derive(Default)]
 pub struct Queue {
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     /// Notified when an entry is added or written.
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct QueueState {
     entries: VecDeque<Entry>,
     /// Bytes of the queued lines.
     bytes: usize,
@@ -64,7 +64,7 @@ pub struct Condition {
 }
 
 impl Queue {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -175,7 +175,7 @@ impl Queue {
     }
 }
 
-impl State {
+impl QueueState {
     fn stuck(&self) -> Option<Duration> {
         self.writing.map(|since| since.elapsed()).filter(|lasts| *lasts >= STUCK)
     }
@@ -214,14 +214,14 @@ mod tests {
     use std::thread;
 
     /// A queue whose writer sends lines into a channel, and fails on demand.
-    struct Site {
+    struct TestQueue {
         queue: Arc<Queue>,
         written: mpsc::Receiver<String>,
         fails: Arc<AtomicBool>,
     }
 
     /// The writer blocks on each line until the test receives it from `written`.
-    fn site() -> Site {
+    fn site() -> TestQueue {
         let (queue, fails) = (Arc::new(Queue::default()), Arc::new(AtomicBool::new(false)));
         let (send, written) = mpsc::sync_channel(0);
         let (writer, is_failing) = (Arc::clone(&queue), Arc::clone(&fails));
@@ -234,12 +234,12 @@ mod tests {
             };
             writer.write_all(write, false, |_| ())
         });
-        Site { queue, written, fails }
+        TestQueue { queue, written, fails }
     }
 
     #[test]
     fn who_logs_does_not_wait_for_the_reader_and_the_gap_is_told_in_its_place() {
-        let Site { queue, written, .. } = site();
+        let TestQueue { queue, written, .. } = site();
         let line = [b'x'; 1000];
         let fits = BYTES_MAX / (line.len() + LINE_BYTES);
         for _ in 0..fits + 7 {
@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     fn lines_that_could_not_be_written_are_counted_and_told() {
-        let Site { queue, written, fails } = site();
+        let TestQueue { queue, written, fails } = site();
         fails.store(true, Ordering::SeqCst);
         queue.push(b"one\n");
         queue.push(b"two\n");
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_mark_is_passed_once_its_lines_are_written_or_lost() {
-        let Site { queue, written, fails } = site();
+        let TestQueue { queue, written, fails } = site();
         queue.push(b"one\n");
         let mark = queue.mark();
         assert!(queue.is_behind(mark));

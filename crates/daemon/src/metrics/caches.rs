@@ -1,17 +1,17 @@
 //! Metrics of the cache sets.
 
-use super::text::{Kind, Label, Text};
+use super::text::{Exposition, Label, MetricKind};
 use super::{Metric, counter, gauge, tell};
-use bcached_control::statistics::CacheNumbers;
-use bcached_control::status::{Cache, CacheCounts};
+use bcached_control::statistics::CacheStatistics;
+use bcached_control::status::{CacheCounts, CacheStatus};
 
 /// An open set.
-struct Open<'a> {
+struct OpenSet<'a> {
     counts: &'a CacheCounts,
-    numbers: &'a CacheNumbers,
+    numbers: &'a CacheStatistics,
 }
 
-fn gauges<'a>() -> Vec<Metric<Open<'a>>> {
+fn gauges<'a>() -> Vec<Metric<OpenSet<'a>>> {
     vec![
         gauge("bcached_cache_size_bytes", "Size of the cache device.", |open| {
             Some((open.counts.buckets * open.counts.bucket_bytes) as f64)
@@ -73,7 +73,7 @@ fn gauges<'a>() -> Vec<Metric<Open<'a>>> {
     ]
 }
 
-fn counters<'a>() -> Vec<Metric<Open<'a>>> {
+fn counters<'a>() -> Vec<Metric<OpenSet<'a>>> {
     vec![
         counter("bcached_cache_hit_bytes_total", "Bytes read from the cache for requests.", |open| {
             Some(open.counts.hit_bytes as f64)
@@ -133,14 +133,15 @@ fn counters<'a>() -> Vec<Metric<Open<'a>>> {
 }
 
 /// Writes all of them.
-pub fn tell_all(text: &mut Text, caches: &[Cache]) {
-    let mut family = text.family("bcached_cache_open", Kind::Gauge, "1 if the cache is open and healthy.");
+pub fn tell_all(text: &mut Exposition, caches: &[CacheStatus]) {
+    let mut family =
+        text.family("bcached_cache_open", MetricKind::Gauge, "1 if the cache is open and healthy.");
     for cache in caches {
         let is_open = cache.state == "open" && cache.reason.is_none();
         family.sample(&[("cache", &cache.name)], u8::from(is_open));
     }
-    let open: Vec<(Vec<Label<'_>>, Open<'_>)> = caches.iter().filter_map(open).collect();
-    let mut family = text.family("bcached_cache_info", Kind::Gauge, "Device and set of an open cache.");
+    let open: Vec<(Vec<Label<'_>>, OpenSet<'_>)> = caches.iter().filter_map(open).collect();
+    let mut family = text.family("bcached_cache_info", MetricKind::Gauge, "Device and set of an open cache.");
     for (labels, set) in &open {
         let device = caches.iter().find(|cache| cache.name == labels[0].1).map_or("", |cache| &cache.device);
         family.sample(&[labels[0], ("device", device), ("uuid", &set.counts.set_uuid)], 1);
@@ -154,14 +155,14 @@ pub fn tell_all(text: &mut Text, caches: &[Cache]) {
     tell(text, &counters(), &things);
 }
 
-fn open(cache: &Cache) -> Option<(Vec<Label<'_>>, Open<'_>)> {
+fn open(cache: &CacheStatus) -> Option<(Vec<Label<'_>>, OpenSet<'_>)> {
     let counts = cache.counts.as_ref()?;
-    Some((vec![("cache", &cache.name)], Open { counts, numbers: counts.numbers.as_ref()? }))
+    Some((vec![("cache", &cache.name)], OpenSet { counts, numbers: counts.numbers.as_ref()? }))
 }
 
-fn tell_buckets(text: &mut Text, open: &[(Vec<Label<'_>>, Open<'_>)]) {
-    let mut family = text.family("bcached_cache_buckets", Kind::Gauge, "Buckets, by what they hold.");
-    for (labels, Open { counts, numbers }) in open {
+fn tell_buckets(text: &mut Exposition, open: &[(Vec<Label<'_>>, OpenSet<'_>)]) {
+    let mut family = text.family("bcached_cache_buckets", MetricKind::Gauge, "Buckets, by what they hold.");
+    for (labels, OpenSet { counts, numbers }) in open {
         let groups = [
             ("unused", numbers.buckets_unused),
             ("clean", numbers.buckets_clean),
@@ -176,10 +177,10 @@ fn tell_buckets(text: &mut Text, open: &[(Vec<Label<'_>>, Open<'_>)]) {
     }
 }
 
-fn tell_written(text: &mut Text, open: &[(Vec<Label<'_>>, Open<'_>)]) {
+fn tell_written(text: &mut Exposition, open: &[(Vec<Label<'_>>, OpenSet<'_>)]) {
     let mut family = text.family(
         "bcached_cache_written_bytes_total",
-        Kind::Counter,
+        MetricKind::Counter,
         "Bytes written to the cache device, by cause; the sum is what the device itself counts.",
     );
     for (labels, open) in open {
@@ -189,10 +190,10 @@ fn tell_written(text: &mut Text, open: &[(Vec<Label<'_>>, Open<'_>)]) {
     }
 }
 
-fn tell_reads(text: &mut Text, open: &[(Vec<Label<'_>>, Open<'_>)]) {
+fn tell_reads(text: &mut Exposition, open: &[(Vec<Label<'_>>, OpenSet<'_>)]) {
     let mut family = text.family(
         "bcached_cache_reads_total",
-        Kind::Counter,
+        MetricKind::Counter,
         "Reads, by whether they were bypassed and whether they found everything in the cache.",
     );
     for (labels, open) in open {
@@ -203,11 +204,11 @@ fn tell_reads(text: &mut Text, open: &[(Vec<Label<'_>>, Open<'_>)]) {
     }
 }
 
-fn tell_bypassed(text: &mut Text, open: &[(Vec<Label<'_>>, Open<'_>)]) {
-    let bypass = |open: &Open<'_>| open.counts.bypass.clone();
+fn tell_bypassed(text: &mut Exposition, open: &[(Vec<Label<'_>>, OpenSet<'_>)]) {
+    let bypass = |open: &OpenSet<'_>| open.counts.bypass.clone();
     let mut family = text.family(
         "bcached_cache_bypassed_bytes_total",
-        Kind::Counter,
+        MetricKind::Counter,
         "Bytes not added to the cache, by reason.",
     );
     for (labels, open) in open {
@@ -217,7 +218,7 @@ fn tell_bypassed(text: &mut Text, open: &[(Vec<Label<'_>>, Open<'_>)]) {
     }
     let mut family = text.family(
         "bcached_cache_bypassed_requests_total",
-        Kind::Counter,
+        MetricKind::Counter,
         "Requests that added nothing to the cache, by reason.",
     );
     for (labels, open) in open {

@@ -14,7 +14,7 @@ mod text;
 mod volumes;
 
 use bcached_control::status::Status;
-use text::{Kind, Label, Text};
+use text::{Exposition, Label, MetricKind};
 
 pub use node_exporter::text as node_text;
 pub use text::CONTENT_TYPE;
@@ -22,21 +22,21 @@ pub use text::CONTENT_TYPE;
 /// A metric with one value for each of several things.
 struct Metric<T> {
     name: &'static str,
-    kind: Kind,
+    kind: MetricKind,
     help: &'static str,
     value: fn(&T) -> Option<f64>,
 }
 
 const fn gauge<T>(name: &'static str, help: &'static str, value: fn(&T) -> Option<f64>) -> Metric<T> {
-    Metric { name, kind: Kind::Gauge, help, value }
+    Metric { name, kind: MetricKind::Gauge, help, value }
 }
 
 const fn counter<T>(name: &'static str, help: &'static str, value: fn(&T) -> Option<f64>) -> Metric<T> {
-    Metric { name, kind: Kind::Counter, help, value }
+    Metric { name, kind: MetricKind::Counter, help, value }
 }
 
 /// Writes one family for each metric, with a sample for each thing that has a value.
-fn tell<T>(text: &mut Text, metrics: &[Metric<T>], things: &[(Vec<Label<'_>>, &T)]) {
+fn tell<T>(text: &mut Exposition, metrics: &[Metric<T>], things: &[(Vec<Label<'_>>, &T)]) {
     for metric in metrics {
         let mut family = text.family(metric.name, metric.kind, metric.help);
         for (labels, thing) in things {
@@ -50,20 +50,21 @@ fn tell<T>(text: &mut Text, metrics: &[Metric<T>], things: &[(Vec<Label<'_>>, &T
 /// Returns all metrics under bcached's own names, made of the status alone (invariant N5).
 #[must_use]
 pub fn text(status: &Status) -> String {
-    let mut text = Text::default();
+    let mut text = Exposition::default();
     let version = env!("CARGO_PKG_VERSION");
-    text.family("bcached_info", Kind::Gauge, "The running version.").sample(&[("version", version)], 1);
+    text.family("bcached_info", MetricKind::Gauge, "The running version.").sample(&[("version", version)], 1);
     let states = ["starting", "ready", "stopping"];
-    let mut family = text.family("bcached_state", Kind::Gauge, "1 for the current state of the daemon.");
+    let mut family =
+        text.family("bcached_state", MetricKind::Gauge, "1 for the current state of the daemon.");
     for state in states {
         family.sample(&[("state", state)], u8::from(status.state == state));
     }
-    text.family("bcached_uptime_seconds", Kind::Gauge, "Time since the daemon started.")
+    text.family("bcached_uptime_seconds", MetricKind::Gauge, "Time since the daemon started.")
         .sample(&[], status.uptime_seconds);
-    text.family("bcached_clients", Kind::Gauge, "Connected clients.").sample(&[], status.clients.len());
+    text.family("bcached_clients", MetricKind::Gauge, "Connected clients.").sample(&[], status.clients.len());
     if let Some(log) = status.log {
         let help = "Lines that the log lost because its reader was too slow or could not be written to.";
-        text.family("bcached_log_lines_lost_total", Kind::Counter, help).sample(&[], log.lines_lost);
+        text.family("bcached_log_lines_lost_total", MetricKind::Counter, help).sample(&[], log.lines_lost);
     }
     caches::tell_all(&mut text, &status.caches);
     volumes::tell_all(&mut text, &status.volumes);

@@ -4,22 +4,22 @@
 //!
 //! There are no HELP lines: node_exporter has them, and would refuse two texts for one name.
 
-use super::text::{Label, Text};
+use super::text::{Exposition, Label};
 use super::{Metric, counter, gauge, tell};
-use bcached_control::statistics::{CacheNumbers, Counted, VolumeNumbers};
-use bcached_control::status::{CacheCounts, Status, Volume, VolumeFacts};
+use bcached_control::statistics::{CacheStatistics, RequestCounts, VolumeStatistics};
+use bcached_control::status::{CacheCounts, Status, VolumeProperties, VolumeStatus};
 
-struct Set<'a> {
+struct SetSample<'a> {
     counts: &'a CacheCounts,
-    numbers: &'a CacheNumbers,
+    numbers: &'a CacheStatistics,
 }
 
-struct Member<'a> {
-    facts: &'a VolumeFacts,
-    numbers: &'a VolumeNumbers,
+struct VolumeSample<'a> {
+    facts: &'a VolumeProperties,
+    numbers: &'a VolumeStatistics,
 }
 
-fn of_sets<'a>() -> Vec<Metric<Set<'a>>> {
+fn of_sets<'a>() -> Vec<Metric<SetSample<'a>>> {
     vec![
         gauge("node_bcache_average_key_size_sectors", "", |set| {
             Some(set.numbers.average_key_bytes? as f64 / 512.0)
@@ -43,8 +43,8 @@ fn of_sets<'a>() -> Vec<Metric<Set<'a>>> {
     ]
 }
 
-fn of_members<'a>() -> Vec<Metric<Member<'a>>> {
-    const fn total<'a>(member: &'a Member<'_>) -> &'a Counted {
+fn of_members<'a>() -> Vec<Metric<VolumeSample<'a>>> {
+    const fn total<'a>(member: &'a VolumeSample<'_>) -> &'a RequestCounts {
         &member.numbers.windows.total
     }
     vec![
@@ -82,7 +82,7 @@ fn of_members<'a>() -> Vec<Metric<Member<'a>>> {
     ]
 }
 
-fn of_devices<'a>() -> Vec<Metric<Set<'a>>> {
+fn of_devices<'a>() -> Vec<Metric<SetSample<'a>>> {
     vec![
         // The kernel shows the errors that have not faded.
         gauge("node_bcache_io_errors", "", |set| Some(set.numbers.io_errors_recent as f64)),
@@ -100,17 +100,17 @@ fn of_devices<'a>() -> Vec<Metric<Set<'a>>> {
 /// Returns all metrics under node_exporter's names.
 #[must_use]
 pub fn text(status: &Status) -> String {
-    let mut text = Text::default();
+    let mut text = Exposition::default();
     let sets: Vec<_> = status
         .caches
         .iter()
         .filter_map(|cache| {
             let counts = cache.counts.as_ref()?;
-            Some((cache.name.as_str(), Set { counts, numbers: counts.numbers.as_ref()? }))
+            Some((cache.name.as_str(), SetSample { counts, numbers: counts.numbers.as_ref()? }))
         })
         .collect();
     let labelled = |device: Option<Label<'static>>| {
-        let label = move |(_, set): &'_ (&str, Set<'_>)| {
+        let label = move |(_, set): &'_ (&str, SetSample<'_>)| {
             let mut labels = vec![("uuid", set.counts.set_uuid.clone())];
             labels.extend(device.map(|(name, value)| (name, value.to_owned())));
             labels
@@ -129,17 +129,20 @@ pub fn text(status: &Status) -> String {
 type Labels = Vec<(&'static str, String)>;
 
 /// Returns the labels and numbers of a volume with a backing device, on an open set.
-fn member<'a>(volume: &'a Volume, sets: &[(&str, Set<'_>)]) -> Option<(Labels, Member<'a>)> {
+fn member<'a>(
+    volume: &'a VolumeStatus,
+    sets: &[(&str, SetSample<'_>)],
+) -> Option<(Labels, VolumeSample<'a>)> {
     let facts = volume.facts.as_ref()?;
     let numbers = facts.numbers.as_ref()?;
     let (_, set) = sets.iter().find(|(name, _)| Some(*name) == volume.cache.as_deref())?;
     let number = numbers.number?;
     let labels = vec![("uuid", set.counts.set_uuid.clone()), ("backing_device", format!("bdev{number}"))];
-    Some((labels, Member { facts, numbers }))
+    Some((labels, VolumeSample { facts, numbers }))
 }
 
 fn tell_owned<'a, T: 'a>(
-    text: &mut Text,
+    text: &mut Exposition,
     metrics: &[Metric<T>],
     labels: &[Labels],
     things: impl Iterator<Item = &'a T>,

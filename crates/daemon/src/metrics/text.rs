@@ -11,7 +11,7 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The type of a metric.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum MetricKind {
     /// It only grows, until a restart.
     Counter,
     /// It grows and shrinks.
@@ -20,7 +20,7 @@ pub enum Kind {
     Histogram,
 }
 
-impl Kind {
+impl MetricKind {
     const fn name(self) -> &'static str {
         match self {
             Self::Counter => "counter",
@@ -35,13 +35,13 @@ pub type Label<'a> = (&'a str, &'a str);
 
 /// The text, family by family.
 #[derive(Default)]
-pub struct Text {
+pub struct Exposition {
     text: String,
 }
 
-impl Text {
+impl Exposition {
     /// Begins a family: all samples of `name` follow. If `help` is empty, there is no HELP line.
-    pub fn family<'a>(&'a mut self, name: &'a str, kind: Kind, help: &str) -> Family<'a> {
+    pub fn family<'a>(&'a mut self, name: &'a str, kind: MetricKind, help: &str) -> Family<'a> {
         if !help.is_empty() {
             // Writing to a string cannot fail, here and below.
             let _ = writeln!(self.text, "# HELP {name} {}", help.replace('\\', "\\\\").replace('\n', "\\n"));
@@ -103,12 +103,12 @@ mod tests {
 
     #[test]
     fn families_and_their_samples() {
-        let mut text = Text::default();
-        let mut family = text.family("a_total", Kind::Counter, "What\nit \\ is.");
+        let mut text = Exposition::default();
+        let mut family = text.family("a_total", MetricKind::Counter, "What\nit \\ is.");
         family.sample(&[], 1);
         family.sample(&[("x", "1"), ("y", "a\"b\\c\nd")], u64::MAX);
-        text.family("b", Kind::Gauge, "").sample(&[], 0.5);
-        let mut family = text.family("c_seconds", Kind::Histogram, "Time.");
+        text.family("b", MetricKind::Gauge, "").sample(&[], 0.5);
+        let mut family = text.family("c_seconds", MetricKind::Histogram, "Time.");
         family.histogram(&[("p", "q")], &[(0.000_016, 1), (16.777_216, 3)], 4, 99.25);
         assert_eq!(
             text.finish(),

@@ -1,11 +1,11 @@
 //! Metrics of the volumes.
 
-use super::text::{Kind, Label, Text};
+use super::text::{Exposition, Label, MetricKind};
 use super::{Metric, counter, gauge, tell};
-use bcached_control::statistics::{Counted, WITHIN_POWERS};
-use bcached_control::status::{Volume, VolumeFacts};
+use bcached_control::statistics::{RequestCounts, WITHIN_POWERS};
+use bcached_control::status::{VolumeProperties, VolumeStatus};
 
-fn metrics() -> Vec<Metric<VolumeFacts>> {
+fn metrics() -> Vec<Metric<VolumeProperties>> {
     vec![
         gauge("bcached_volume_size_bytes", "Size of the volume.", |facts| Some(facts.size_bytes as f64)),
         gauge(
@@ -61,7 +61,7 @@ fn metrics() -> Vec<Metric<VolumeFacts>> {
 }
 
 /// The kinds of reads.
-pub fn reads(counted: &Counted) -> [(&'static str, u64); 4] {
+pub fn reads(counted: &RequestCounts) -> [(&'static str, u64); 4] {
     [
         ("hit", counted.hits),
         ("miss", counted.misses),
@@ -71,18 +71,21 @@ pub fn reads(counted: &Counted) -> [(&'static str, u64); 4] {
 }
 
 /// Writes all of them.
-pub fn tell_all(text: &mut Text, volumes: &[Volume]) {
-    let mut family = text.family("bcached_volume_served", Kind::Gauge, "1 if the volume is served.");
+pub fn tell_all(text: &mut Exposition, volumes: &[VolumeStatus]) {
+    let mut family = text.family("bcached_volume_served", MetricKind::Gauge, "1 if the volume is served.");
     for volume in volumes {
         let is_served = matches!(volume.state.as_str(), "served" | "degraded");
         family.sample(&[("volume", &volume.name)], u8::from(is_served));
     }
-    let mut family =
-        text.family("bcached_volume_healthy", Kind::Gauge, "1 if the volume is served and not degraded.");
+    let mut family = text.family(
+        "bcached_volume_healthy",
+        MetricKind::Gauge,
+        "1 if the volume is served and not degraded.",
+    );
     for volume in volumes {
         family.sample(&[("volume", &volume.name)], u8::from(volume.state == "served"));
     }
-    let served: Vec<(Vec<Label<'_>>, &VolumeFacts)> = volumes
+    let served: Vec<(Vec<Label<'_>>, &VolumeProperties)> = volumes
         .iter()
         .filter_map(|volume| Some((vec![("volume", volume.name.as_str())], volume.facts.as_ref()?)))
         .collect();
@@ -93,9 +96,9 @@ pub fn tell_all(text: &mut Text, volumes: &[Volume]) {
     tell_latency(text, &served);
 }
 
-fn tell_info(text: &mut Text, volumes: &[Volume]) {
+fn tell_info(text: &mut Exposition, volumes: &[VolumeStatus]) {
     let mut family =
-        text.family("bcached_volume_info", Kind::Gauge, "Cache, mode and UUID of a served volume.");
+        text.family("bcached_volume_info", MetricKind::Gauge, "Cache, mode and UUID of a served volume.");
     for volume in volumes {
         let Some(facts) = &volume.facts else { continue };
         let cache = volume.cache.as_deref().unwrap_or_default();
@@ -104,10 +107,10 @@ fn tell_info(text: &mut Text, volumes: &[Volume]) {
     }
 }
 
-fn tell_reads(text: &mut Text, served: &[(Vec<Label<'_>>, &VolumeFacts)]) {
+fn tell_reads(text: &mut Exposition, served: &[(Vec<Label<'_>>, &VolumeProperties)]) {
     let mut family = text.family(
         "bcached_volume_reads_total",
-        Kind::Counter,
+        MetricKind::Counter,
         "Reads, by whether they were bypassed and whether they found everything in the cache.",
     );
     for (labels, facts) in served {
@@ -118,7 +121,7 @@ fn tell_reads(text: &mut Text, served: &[(Vec<Label<'_>>, &VolumeFacts)]) {
     }
     let mut family = text.family(
         "bcached_volume_hit_percent",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "Share of the reads not bypassed that found everything in the cache; absent without such reads.",
     );
     for (labels, facts) in served {
@@ -138,12 +141,13 @@ fn tell_reads(text: &mut Text, served: &[(Vec<Label<'_>>, &VolumeFacts)]) {
     }
 }
 
-fn tell_bypassed(text: &mut Text, served: &[(Vec<Label<'_>>, &VolumeFacts)]) {
-    let by_reason =
-        |facts: &VolumeFacts| facts.counts.iter().flat_map(|counts| counts.bypass.bypassed.clone()).collect();
+fn tell_bypassed(text: &mut Exposition, served: &[(Vec<Label<'_>>, &VolumeProperties)]) {
+    let by_reason = |facts: &VolumeProperties| {
+        facts.counts.iter().flat_map(|counts| counts.bypass.bypassed.clone()).collect()
+    };
     let mut family = text.family(
         "bcached_volume_bypassed_bytes_total",
-        Kind::Counter,
+        MetricKind::Counter,
         "Bytes not added to the cache, by reason.",
     );
     for (labels, facts) in served {
@@ -154,7 +158,7 @@ fn tell_bypassed(text: &mut Text, served: &[(Vec<Label<'_>>, &VolumeFacts)]) {
     }
     let mut family = text.family(
         "bcached_volume_bypassed_requests_total",
-        Kind::Counter,
+        MetricKind::Counter,
         "Requests that added nothing to the cache, by reason.",
     );
     for (labels, facts) in served {
@@ -165,10 +169,10 @@ fn tell_bypassed(text: &mut Text, served: &[(Vec<Label<'_>>, &VolumeFacts)]) {
     }
 }
 
-fn tell_latency(text: &mut Text, served: &[(Vec<Label<'_>>, &VolumeFacts)]) {
+fn tell_latency(text: &mut Exposition, served: &[(Vec<Label<'_>>, &VolumeProperties)]) {
     let mut family = text.family(
         "bcached_volume_request_seconds",
-        Kind::Histogram,
+        MetricKind::Histogram,
         "Time that requests took in the engine, by their path; failed requests are not counted.",
     );
     for (labels, facts) in served {

@@ -19,26 +19,26 @@ mod table;
 mod tests;
 mod volumes;
 
-use crate::control_server::{Control, Handlers, Signal, Signals};
+use crate::control_server::{ControlServer, Handlers, Signal, Signals};
 use crate::descriptor_limit;
 use crate::events;
 use crate::log;
 use crate::oom_score;
 use crate::socket_activation;
 use crate::sysfs::Sysfs;
-use crate::take_over::{self, Predecessor, Successor, Taken, Yours};
+use crate::take_over::{self, DaemonState, InheritedState, Predecessor, Successor};
 use crate::udev_owned::OwnedList;
 use bcached_config::{CommandLine, Config};
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::take_over::{Progress, TakingOver};
+use bcached_control::take_over::{TakeOverPhase, TakeOverReport};
 use bcached_format::BackingSuperblock;
 use bcached_offline::devices::{BackingDevice, CacheDevice};
 use bcached_offline::notes;
 use bcached_port::ExportTable;
 use caches::CacheEvent;
-use devices::open_timeout::Patience;
-use fronts::Fronts;
-use handover::{Course, Life};
+use devices::open_timeout::PendingOpens;
+use fronts::FrontendManager;
+use handover::{HandOverTracker, RunOutcome};
 use jobs::JobEvent;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -66,25 +66,25 @@ enum Event {
     /// An event of the job of this number.
     Job(u64, JobEvent),
     /// An engine has created a flash-only volume, or serves one again.
-    FlashAdded(Box<jobs::flash::Added>),
+    FlashAdded(Box<jobs::flash::AddedFlashVolume>),
     /// An engine has finished the first step of a change of options, or has failed.
-    Ahead(Box<options::change::Ahead>),
+    FirstStepDone(Box<options::change::FirstStepOutcome>),
     /// A client asks for something.
-    Ask(Asked),
+    Request(ClientRequest),
     /// Another process is to take over, or a client asks whether one could.
-    HandOver(Box<handover::Wish>),
+    HandOver(Box<handover::HandOverRequest>),
 }
 
 /// What a client asks of the loop.
-enum Asked {
+enum ClientRequest {
     /// To change options.
-    Change(Box<options::change::Asked>),
+    Change(Box<options::change::ChangeRequest>),
     /// How the configuration files differ from what runs.
-    Differs(options::config_diff::Answer),
+    ConfigDiff(options::config_diff::DiffReply),
     /// For a job.
-    Begin(Box<jobs::Asked>),
+    Begin(Box<jobs::JobRequest>),
     /// To replace a cache by another device.
-    Replace(Box<jobs::replace::Asked>),
+    Replace(Box<jobs::replace::ReplaceRequest>),
 }
 
 /// The phase of the daemon's life.
@@ -101,11 +101,11 @@ struct Shared {
     /// The loop's configuration; changed by [`Supervisor::set_config`] only.
     config: Arc<Config>,
     table: Table,
-    jobs: jobs::Jobs,
+    jobs: jobs::JobTable,
     /// How long a stop waits for users.
     stop_timeout: Duration,
     /// Volumes that are moving from one engine to another.
-    moves: BTreeMap<usize, jobs::attach_detach::Moving>,
+    moves: BTreeMap<usize, jobs::attach_detach::MoveInFlight>,
     /// Warnings about resources that were taken away and are needed.
     warnings: Vec<String>,
 }
@@ -120,41 +120,41 @@ struct Supervisor {
     /// The list of the configured devices for udev, if this daemon keeps one.
     owned: Option<OwnedList>,
     /// What the log has reported of each device.
-    said: BTreeMap<String, report::health::Said>,
+    said: BTreeMap<String, report::health::LoggedHealth>,
     /// Caches whose devices answer with errors.
-    ailing: caches::retry_policy::Ailing,
+    cache_retries: caches::retry_policy::CacheRetries,
     /// Caches whose opening hangs.
-    slow_caches: Patience<CacheDevice>,
+    slow_caches: PendingOpens<CacheDevice>,
     /// Backing devices that hang while their superblock is read.
-    slow_looks: Patience<BackingSuperblock>,
+    slow_looks: PendingOpens<BackingSuperblock>,
     /// Backing devices whose opening hangs.
-    slow_backings: Patience<BackingDevice>,
+    slow_backings: PendingOpens<BackingDevice>,
     /// Backing devices that are looked for while their volumes are served.
-    returns: volumes::reconnect::Returns,
+    backing_reconnects: volumes::reconnect::BackingReconnects,
     /// Cache devices that are looked for while their sets have failed.
-    cache_returns: caches::reconnect::CacheReturns,
+    cache_reconnects: caches::reconnect::CacheReconnects,
     /// What the log has reported of openings.
-    openings: caches::Openings,
+    openings: caches::OpeningReports,
     /// Extensions of systemd's time limit for a start or a stop.
-    extension: lifecycle::service_timeout::Extension,
+    extension: lifecycle::service_timeout::TimeoutExtension,
     /// When the log last named what the start waits for, counted from the start.
     waits_told: Duration,
     shared: Arc<Mutex<Shared>>,
     exports: ExportTable,
     /// Volumes that clients wait for.
-    awaited: volumes::early_clients::Awaited,
-    taken_away: lifecycle::missing_files::TakenAway,
+    awaited: volumes::early_clients::AwaitedVolumes,
+    file_watch: lifecycle::missing_files::FileWatch,
     /// How a stop that a client asked for has ended.
-    ending: lifecycle::stop_request::Ending,
-    fronts: Fronts,
+    stop_tracker: lifecycle::stop_request::StopTracker,
+    fronts: FrontendManager,
     /// The process that this one takes over from, until it has done so.
     predecessor: Option<Predecessor>,
     /// What the predecessor handed over, or what this process left for itself.
-    yours: Yours,
+    daemon_state: DaemonState,
     /// Clients from before this process served anything.
-    kept: handover::earlier_clients::Kept,
+    earlier_clients: handover::earlier_clients::EarlierClients,
     /// The progress of a hand-over to another process, or its outcome.
-    course: Course,
+    hand_over: HandOverTracker,
     /// No readiness has been announced yet.
     is_first: bool,
     events: Receiver<Event>,
@@ -163,20 +163,20 @@ struct Supervisor {
 }
 
 /// What a life of the supervisor begins with.
-struct Start {
+struct SupervisorParameters {
     config: Config,
     notes: PathBuf,
     /// Where the list for udev is, if this daemon keeps it.
     owned: Option<PathBuf>,
     predecessor: Option<Predecessor>,
-    taken: Taken,
+    taken: InheritedState,
     /// What is known of the preceding hand-over.
-    known: TakingOver,
+    known: TakeOverReport,
     is_first: bool,
 }
 
 #[cfg(test)]
-impl Start {
+impl SupervisorParameters {
     /// A process without a predecessor, without a notes directory and without a list for udev.
     fn of(config: Config) -> Self {
         Self {
@@ -184,19 +184,19 @@ impl Start {
             notes: PathBuf::from("/nonexistent"),
             owned: None,
             predecessor: None,
-            taken: Taken::default(),
-            known: TakingOver::default(),
+            taken: InheritedState::default(),
+            known: TakeOverReport::default(),
             is_first: true,
         }
     }
 }
 
 /// Why the loop has ended.
-enum End {
+enum LoopExit {
     /// The daemon is asked to stop.
-    Stops,
+    Stop,
     /// Another process is to take over.
-    HandsOver(Box<Successor>),
+    HandOver(Box<Successor>),
 }
 
 /// Serves what `line` asks for until a signal ends it or another process takes over. Prints `ready`
@@ -219,7 +219,7 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
 fn serve_logged(
     line: CommandLine,
     predecessor: Option<Predecessor>,
-    passed: socket_activation::Sockets,
+    passed: socket_activation::PassedSockets,
 ) -> Result<(), Failure> {
     let prepared = prepare(&line, predecessor.is_some());
     if let (Err(failure), Some(predecessor)) = (&prepared, &predecessor) {
@@ -229,17 +229,17 @@ fn serve_logged(
     oom_score::protect();
     let taken = match &predecessor {
         Some(predecessor) => predecessor.take()?,
-        None => Taken { passed, ..Taken::default() },
+        None => InheritedState { passed, ..InheritedState::default() },
     };
     let is_first = predecessor.is_none();
-    let progress = if is_first { Progress::None } else { Progress::UnderWay };
-    let known = TakingOver { progress, ..TakingOver::default() };
+    let progress = if is_first { TakeOverPhase::None } else { TakeOverPhase::UnderWay };
+    let known = TakeOverReport { progress, ..TakeOverReport::default() };
     let owned = OwnedList::path_of_this_daemon(line.config.is_none());
-    let mut start = Start { config, notes, owned, predecessor, taken, known, is_first };
+    let mut start = SupervisorParameters { config, notes, owned, predecessor, taken, known, is_first };
     loop {
         match live(line.clone(), start, &signals)? {
-            Life::Ended(outcome) => return outcome,
-            Life::GoesOn(again) => start = *again,
+            RunOutcome::Ended(outcome) => return outcome,
+            RunOutcome::Continues(again) => start = *again,
         }
     }
 }
@@ -274,17 +274,21 @@ fn no_thread(error: &std::io::Error) -> Failure {
 }
 
 /// Runs one life of the supervisor: from the first socket to the end, or to a failed hand-over.
-fn live(line: CommandLine, mut start: Start, signals: &Signals) -> Result<Life, Failure> {
+fn live(
+    line: CommandLine,
+    mut start: SupervisorParameters,
+    signals: &Signals,
+) -> Result<RunOutcome, Failure> {
     let (owner, monitor) = (start.taken.passed.control.take(), start.taken.passed.monitor.take());
     let config = &start.config;
-    let mut control = Control::bind(&config.control, owner, monitor)?.with_metrics(config.metrics)?;
+    let mut control = ControlServer::bind(&config.control, owner, monitor)?.with_metrics(config.metrics)?;
     // Clients that use another control socket do not reach this daemon.
     tracing::info!(event = "control-listening", "listening for commands on {}", control.path().display());
     let supervisor = Supervisor::new(line, start);
     let heard = supervisor.sender.clone();
     signals.lead_to(move |signal| heard.send(Event::Signal(signal)).is_ok());
     let (shared, fronts) = (Arc::clone(&supervisor.shared), supervisor.fronts.clone());
-    let (ending, course) = (supervisor.ending.clone(), supervisor.course.clone());
+    let (stop_tracker, hand_over) = (supervisor.stop_tracker.clone(), supervisor.hand_over.clone());
     let handlers = Arc::new(Handlers {
         status: report::status_of(Arc::clone(&shared), fronts.clone(), supervisor.started),
         options: options::options_of(Arc::clone(&shared)),
@@ -299,17 +303,17 @@ fn live(line: CommandLine, mut start: Start, signals: &Signals) -> Result<Life, 
         take_over: handover::ask(
             Arc::clone(&shared),
             fronts.clone(),
-            course.clone(),
+            hand_over.clone(),
             supervisor.sender.clone(),
         ),
-        taken_over: handover::taken_over(course.clone()),
+        taken_over: handover::taken_over(hand_over.clone()),
         stop: lifecycle::stop_request::stop(
             shared,
             fronts,
-            (ending.clone(), course),
+            (stop_tracker.clone(), hand_over),
             supervisor.sender.clone(),
         ),
-        stopped: lifecycle::stop_request::stopped(ending),
+        stopped: lifecycle::stop_request::stopped(stop_tracker),
     });
     let numbers = report::numbers_of(Arc::clone(&supervisor.shared), supervisor.started);
     supervisor.fronts.tell_of(Arc::new(Sysfs::new(numbers, Arc::clone(&handlers))));
@@ -318,13 +322,13 @@ fn live(line: CommandLine, mut start: Start, signals: &Signals) -> Result<Life, 
 }
 
 impl Supervisor {
-    fn new(line: CommandLine, start: Start) -> Self {
-        let Start { config, notes, owned, predecessor, taken, known, is_first } = start;
-        let Taken { passed, connections, yours } = taken;
+    fn new(line: CommandLine, start: SupervisorParameters) -> Self {
+        let SupervisorParameters { config, notes, owned, predecessor, taken, known, is_first } = start;
+        let InheritedState { passed, connections, daemon_state } = taken;
         let (sender, events) = mpsc::channel();
         let waker = sender.clone();
         let strict = !line.caches.is_empty() || !line.backings.is_empty();
-        let table = Table::with_said(&config, strict, &yours.said);
+        let table = Table::with_said(&config, strict, &daemon_state.said);
         let config = Arc::new(config);
         let stop_timeout = config.stop_timeout;
         let owned = if strict { None } else { owned.map(OwnedList::at) };
@@ -335,34 +339,34 @@ impl Supervisor {
             notes,
             owned,
             said: BTreeMap::new(),
-            ailing: caches::retry_policy::Ailing::default(),
-            slow_caches: Patience::default(),
-            slow_looks: Patience::default(),
-            slow_backings: Patience::default(),
-            returns: volumes::reconnect::Returns::default(),
-            cache_returns: caches::reconnect::CacheReturns::default(),
-            openings: caches::Openings::default(),
-            extension: lifecycle::service_timeout::Extension::default(),
+            cache_retries: caches::retry_policy::CacheRetries::default(),
+            slow_caches: PendingOpens::default(),
+            slow_looks: PendingOpens::default(),
+            slow_backings: PendingOpens::default(),
+            backing_reconnects: volumes::reconnect::BackingReconnects::default(),
+            cache_reconnects: caches::reconnect::CacheReconnects::default(),
+            openings: caches::OpeningReports::default(),
+            extension: lifecycle::service_timeout::TimeoutExtension::default(),
             waits_told: Duration::ZERO,
             shared: Arc::new(Mutex::new(Shared {
                 phase: Phase::Starting,
                 config,
                 table,
-                jobs: jobs::Jobs::default(),
+                jobs: jobs::JobTable::default(),
                 stop_timeout,
                 moves: BTreeMap::new(),
                 warnings: Vec::new(),
             })),
             exports: ExportTable::new(),
-            awaited: volumes::early_clients::Awaited::default(),
-            taken_away: lifecycle::missing_files::TakenAway::default(),
-            ending: lifecycle::stop_request::Ending::default(),
-            fronts: Fronts::new(Arc::new(move || drop(waker.send(Event::FrontChanged))), passed.nbd)
+            awaited: volumes::early_clients::AwaitedVolumes::default(),
+            file_watch: lifecycle::missing_files::FileWatch::default(),
+            stop_tracker: lifecycle::stop_request::StopTracker::default(),
+            fronts: FrontendManager::new(Arc::new(move || drop(waker.send(Event::FrontChanged))), passed.nbd)
                 .succeeding(connections, predecessor.as_ref().map(|former| former.pid)),
             predecessor,
-            yours,
-            kept: handover::earlier_clients::Kept::default(),
-            course: Course::begin(known),
+            daemon_state,
+            earlier_clients: handover::earlier_clients::EarlierClients::default(),
+            hand_over: HandOverTracker::begin(known),
             is_first,
             events,
             sender,
@@ -372,25 +376,25 @@ impl Supervisor {
 
     /// Checks everything that needs no engine before the first engine starts, because an engine
     /// writes.
-    fn run(mut self, mut control: Control) -> Life {
+    fn run(mut self, mut control: ControlServer) -> RunOutcome {
         let outcome = self.begin().and_then(|()| self.serve_events(&mut control));
         match (outcome, self.predecessor.take()) {
-            (Ok(End::HandsOver(successor)), _) => self.hand_over(control, *successor),
+            (Ok(LoopExit::HandOver(successor)), _) => self.hand_over(control, *successor),
             (Err(failure), Some(predecessor)) if !predecessor.has_died() => {
                 self.give_back(control, &predecessor, failure)
             }
-            (Ok(End::Stops), Some(predecessor)) if !predecessor.has_died() => {
+            (Ok(LoopExit::Stop), Some(predecessor)) if !predecessor.has_died() => {
                 self.give_back(control, &predecessor, handover::told_to_end())
             }
             (outcome, _) => {
                 // No process takes anything back: close the sockets, including the inherited ones.
                 bcached_port::socket::inherited::settle();
-                let ending = self.ending.clone();
+                let stop_tracker = self.stop_tracker.clone();
                 let ended = outcome.and(self.stop());
-                ending.tell(&ended, &control);
+                stop_tracker.tell(&ended, &control);
                 // Dropping the control server removes its sockets.
                 drop(control);
-                Life::Ended(ended)
+                RunOutcome::Ended(ended)
             }
         }
     }
@@ -409,7 +413,7 @@ impl Supervisor {
     }
 
     /// Runs until a signal arrives, or until a device of the command line is refused.
-    fn serve_events(&mut self, control: &mut Control) -> Result<End, Failure> {
+    fn serve_events(&mut self, control: &mut ControlServer) -> Result<LoopExit, Failure> {
         loop {
             self.announce_if_ready()?;
             if self.shared().phase == Phase::Starting {
@@ -423,16 +427,16 @@ impl Supervisor {
             let pending = {
                 let shared = self.shared();
                 let is_busy = !shared.moves.is_empty()
-                    || self.returns.is_busy()
-                    || self.cache_returns.is_busy()
+                    || self.backing_reconnects.is_busy()
+                    || self.cache_reconnects.is_busy()
                     || shared.table.caches.iter().any(|cache| cache.is_moving && cache.is_real());
                 shared.phase == Phase::Starting || shared.table.is_waiting() || is_busy
             };
             match self.events.recv_timeout(if pending { RETRY } else { HEALTH }) {
-                Ok(Event::Signal(Signal::Stop)) => return Ok(End::Stops),
-                Ok(Event::HandOver(wish)) => {
-                    if let Some(successor) = self.hears(*wish) {
-                        return Ok(End::HandsOver(Box::new(successor)));
+                Ok(Event::Signal(Signal::Stop)) => return Ok(LoopExit::Stop),
+                Ok(Event::HandOver(request)) => {
+                    if let Some(successor) = self.hears(*request) {
+                        return Ok(LoopExit::HandOver(Box::new(successor)));
                     }
                 }
                 Ok(Event::Signal(Signal::Reload)) => self.reload(),
@@ -440,8 +444,8 @@ impl Supervisor {
                 Ok(Event::Volume(index, event)) => self.volume_event(index, event),
                 Ok(Event::Job(number, event)) => self.job_event(number, event),
                 Ok(Event::FlashAdded(done)) => self.flash_added(*done),
-                Ok(Event::Ahead(ahead)) => self.ahead(*ahead),
-                Ok(Event::Ask(asked)) => self.asked(asked),
+                Ok(Event::FirstStepDone(outcome)) => self.first_step_done(*outcome),
+                Ok(Event::Request(asked)) => self.asked(asked),
                 // The work is done at the top of each turn.
                 Ok(Event::FrontChanged) => {}
                 Err(RecvTimeoutError::Timeout) => self.look_after_sets(),
@@ -451,12 +455,12 @@ impl Supervisor {
         }
     }
 
-    fn asked(&mut self, asked: Asked) {
+    fn asked(&mut self, asked: ClientRequest) {
         match asked {
-            Asked::Change(asked) => self.change(*asked),
-            Asked::Differs(answer) => self.differs(&answer),
-            Asked::Begin(asked) => self.begin_job(*asked),
-            Asked::Replace(asked) => self.replace(*asked),
+            ClientRequest::Change(asked) => self.change(*asked),
+            ClientRequest::ConfigDiff(answer) => self.differs(&answer),
+            ClientRequest::Begin(asked) => self.begin_job(*asked),
+            ClientRequest::Replace(asked) => self.replace(*asked),
         }
     }
 

@@ -1,22 +1,22 @@
 //! The table of configured caches and volumes: one entry each, with a state and a reason.
 
-use crate::engine_thread::{Engine, Opened};
-use crate::supervisor::lifecycle::memory_budget::Nodes;
-use crate::supervisor::options::pending_settings::{OfMode, OfSettings};
-use crate::supervisor::options::runtime::SaidOfLodgers;
+use crate::engine_thread::{Engine, OpenedSet};
+use crate::supervisor::lifecycle::memory_budget::NodeMemory;
+use crate::supervisor::options::pending_settings::{PendingModes, PendingSettings};
+use crate::supervisor::options::runtime::FlashRuntimeOptions;
 use crate::supervisor::report::reasons;
-use crate::supervisor::volumes::numbering::Numbered;
-use crate::supervisor::volumes::reconnect::Absent;
-use crate::supervisor::volumes::without_cache::{self, Lack};
+use crate::supervisor::volumes::numbering::VolumeNumber;
+use crate::supervisor::volumes::reconnect::RetryState;
+use crate::supervisor::volumes::without_cache::{self, MissingCache};
 use bcached_config::Config;
-use bcached_config::options::layers::{Configured, Layers};
+use bcached_config::options::layers::{ConfiguredOptions, OptionLayers};
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::names;
-use bcached_engine::{DiskHealth, GivenUp, Opening, Settings, VolumeId, VolumeInfo, VolumeOptions};
+use bcached_engine::{DiskHealth, LostAcks, OpenProgress, Settings, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_format::{BackingState, BackingSuperblock, CacheMode, Label, Uuid};
-use bcached_offline::lost_sets::Stranded;
-use bcached_port::Ways;
-use bcached_uring::Presence;
+use bcached_offline::lost_sets::DirtyVolume;
+use bcached_port::FrontendSet;
+use bcached_uring::DevicePresence;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -32,7 +32,7 @@ pub enum CacheState {
     /// Its device is missing; it is looked for again.
     Waiting(Failure),
     /// Its engine recovers the set.
-    Opening { set: Uuid, progress: Arc<Opening>, thread: JoinHandle<()> },
+    Opening { set: Uuid, progress: Arc<OpenProgress>, thread: JoinHandle<()> },
     /// It is served.
     Open { set: Uuid, engine: Engine, io: String, thread: JoinHandle<()> },
     /// It is being stopped while others continue.
@@ -66,22 +66,22 @@ pub struct CacheEntry {
     /// sectors.
     pub is_none_of: Option<u16>,
     /// The requested options.
-    pub options: Layers,
+    pub options: OptionLayers,
     /// The options that its engine has been given.
-    pub told: Layers,
+    pub told: OptionLayers,
     /// The settings in its superblock, once read.
     pub kept: Option<Settings>,
     /// Settings that its superblock is to have and does not have yet.
-    pub said_settings: OfSettings,
+    pub pending_settings: PendingSettings,
     pub state: CacheState,
     /// Why it could not be opened the last time, if its device answers with errors.
     pub trouble: Option<Failure>,
     /// The device that was opened, once it was.
-    pub opened: Option<Presence>,
+    pub opened: Option<DevicePresence>,
     /// Why its device is gone, or is not taken up again.
     pub absent: Option<Box<str>>,
     /// The memory that its engine has for nodes.
-    pub nodes: Nodes,
+    pub nodes: NodeMemory,
     /// The log has reported that it stopped writing.
     pub failure_logged: bool,
     /// The reason that the log gave why it discards nothing.
@@ -99,7 +99,7 @@ pub struct CacheEntry {
     /// The age of each running zeroing when the log last reported it.
     pub zeroing_logged: BTreeMap<VolumeId, Duration>,
     /// What was given up before its set was opened, as the log reported it.
-    pub given_up_logged: Arc<[GivenUp]>,
+    pub given_up_logged: Arc<[LostAcks]>,
     /// The log has reported what it waits for.
     pub wait_logged: bool,
     /// The log has reported how much memory its bucket table takes.
@@ -146,7 +146,7 @@ pub struct VolumeEntry {
     /// Index of its cache, once known.
     pub cache: Option<usize>,
     /// The requested options.
-    pub options: Layers,
+    pub options: OptionLayers,
     /// The options that its engine has been given.
     pub told: VolumeOptions,
     /// Where the volume begins on its backing device, in sectors, once read.
@@ -156,10 +156,10 @@ pub struct VolumeEntry {
     /// The state in its superblock, when it was last read.
     pub kept_state: Option<BackingState>,
     /// Cache modes that were requested and are not settled yet.
-    pub said_mode: OfMode,
+    pub pending_modes: PendingModes,
     pub read_only: bool,
     pub shared: bool,
-    pub ways: Ways,
+    pub ways: FrontendSet,
     pub wait: Duration,
     /// At most this much of it is served, in bytes.
     pub limit: Option<u64>,
@@ -167,17 +167,17 @@ pub struct VolumeEntry {
     /// it.
     pub owes: bool,
     /// Its backing device, as last opened.
-    pub opened: Option<Presence>,
+    pub opened: Option<DevicePresence>,
     /// Why its backing device is gone, or why the device in its place is not taken up.
     pub absent: Option<Box<str>>,
     /// The set that its superblock named when its cache was unavailable.
     pub missed_set: Option<Uuid>,
     /// Read from its device while it could not be served: whether its newest data is in a set.
-    pub stranded: Option<Option<Stranded>>,
+    pub stranded: Option<Option<DirtyVolume>>,
     /// Its cache is missing, and the volume can be served without it.
-    pub lack: Option<Lack>,
+    pub missing_cache: Option<MissingCache>,
     /// The retry state after a transient failure to serve it, with back-off.
-    pub again: Option<Absent>,
+    pub again: Option<RetryState>,
     pub state: VolumeState,
     /// The reason to wait that the log last reported.
     pub wait_logged: Option<Box<str>>,
@@ -193,7 +193,7 @@ pub struct Table {
     pub strict: bool,
     /// Runtime values from the previous process, for flash-only volumes whose caches are not open
     /// yet.
-    pub said_of_lodgers: SaidOfLodgers,
+    pub flash_runtime_options: FlashRuntimeOptions,
 }
 
 impl Table {
@@ -202,7 +202,7 @@ impl Table {
         let formers = config.caches.iter().filter_map(CacheEntry::former);
         Self {
             strict,
-            said_of_lodgers: SaidOfLodgers::default(),
+            flash_runtime_options: FlashRuntimeOptions::default(),
             caches: config.caches.iter().map(CacheEntry::of).chain(formers).collect(),
             volumes: config.volumes.iter().map(VolumeEntry::of).collect(),
         }
@@ -247,7 +247,7 @@ impl Table {
                 // As far as is known now, it was refused.
                 VolumeState::Waiting(_) | VolumeState::Attaching if volume.again.is_some() => true,
                 // By the time readiness is announced, it is served, if it can be.
-                VolumeState::Waiting(_) | VolumeState::Attaching if volume.lack.is_some() => {
+                VolumeState::Waiting(_) | VolumeState::Attaching if volume.missing_cache.is_some() => {
                     is_enough(volume.wait + without_cache::MOMENT)
                 }
                 VolumeState::Waiting(_) | VolumeState::Attaching => is_enough(volume.wait),
@@ -293,7 +293,7 @@ impl Table {
     }
 
     /// The caches that are being opened, by name, with their progress.
-    pub fn openings(&self) -> Vec<(String, Arc<Opening>)> {
+    pub fn openings(&self) -> Vec<(String, Arc<OpenProgress>)> {
         let caches = self.real_caches().filter_map(|(_, cache)| match &cache.state {
             CacheState::Opening { progress, .. } => {
                 Some((cache.name.as_ref().unwrap_or(&cache.device).clone(), Arc::clone(progress)))
@@ -398,7 +398,7 @@ impl Table {
     }
 
     /// Marks a set as open. Returns its engine if nothing waits for the set any more.
-    pub fn cache_opened(&mut self, index: usize, opened: Opened) -> Option<Engine> {
+    pub fn cache_opened(&mut self, index: usize, opened: OpenedSet) -> Option<Engine> {
         let entry = &mut self.caches[index];
         let state = std::mem::replace(&mut entry.state, CacheState::Released);
         let CacheState::Opening { set, thread, .. } = state else {
@@ -419,7 +419,7 @@ impl Table {
         entry.kept_state = None;
         info.sectors = entry.served_sectors(info.sectors, info.block_sectors);
         if info.attached {
-            entry.lack = None;
+            entry.missing_cache = None;
         }
         self.set_volume(index, VolumeState::Served(Box::new(info)));
         self.volumes[index].clone()
@@ -434,7 +434,7 @@ impl CacheEntry {
             device: "memory".to_owned(),
             former: None,
             is_awaited: false,
-            options: Configured::new(),
+            options: ConfiguredOptions::new(),
         };
         Self { is_none_of: Some(block_sectors), state, ..Self::of(&cache) }
     }
@@ -475,11 +475,11 @@ impl CacheEntry {
             is_moving: false,
             is_awaited: cache.is_awaited,
             is_none_of: None,
-            options: Layers { configured: cache.options.clone(), ..Layers::default() },
-            told: Layers::default(),
+            options: OptionLayers { configured: cache.options.clone(), ..OptionLayers::default() },
+            told: OptionLayers::default(),
             kept: None,
-            said_settings: OfSettings::default(),
-            nodes: Nodes::default(),
+            pending_settings: PendingSettings::default(),
+            nodes: NodeMemory::default(),
             failure_logged: false,
             no_discard_logged: None,
             failing_logged: false,
@@ -538,7 +538,7 @@ impl VolumeEntry {
     }
 
     /// A volume of the configuration under this number.
-    pub fn numbered(volume: &bcached_config::Volume, number: Numbered) -> Self {
+    pub fn numbered(volume: &bcached_config::Volume, number: VolumeNumber) -> Self {
         Self { number: number.number, is_numbered: number.is_asked, ..Self::of(volume) }
     }
 
@@ -552,12 +552,12 @@ impl VolumeEntry {
             label: None,
             wanted_cache: volume.cache.clone(),
             cache: None,
-            options: Layers { configured: volume.options.clone(), ..Layers::default() },
+            options: OptionLayers { configured: volume.options.clone(), ..OptionLayers::default() },
             told: VolumeOptions::default(),
             data_offset: None,
             kept_mode: None,
             kept_state: None,
-            said_mode: OfMode::default(),
+            pending_modes: PendingModes::default(),
             read_only: volume.read_only,
             shared: volume.shared,
             ways: volume.ways,
@@ -568,7 +568,7 @@ impl VolumeEntry {
             absent: None,
             missed_set: None,
             stranded: None,
-            lack: None,
+            missing_cache: None,
             again: None,
             state: VolumeState::Waiting(not_looked()),
             wait_logged: None,

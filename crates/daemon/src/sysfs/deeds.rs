@@ -2,36 +2,36 @@
 //! handlers, with the user in the log. Options hold until the daemon stops, except for a label,
 //! which its device keeps.
 
-use super::files::{Deed, File, Write, Written};
-use super::layout::{Of, Seen};
+use super::files::{File, FileAction, FileWrite, WrittenBytes};
+use super::layout::{FileOwner, TreeSnapshot};
 use super::{Sysfs, input, owner};
-use bcached_config::Typed;
+use bcached_config::TypedValue;
 use bcached_config::options::Scope;
-use bcached_config::options::value::{Kind, Value};
+use bcached_config::options::value::{Value, ValueKind};
 use bcached_control::failure::{Failure, Kind as FailureKind};
-use bcached_control::jobs::{Begin, Verb};
-use bcached_control::options::Change;
-use bcached_control::statistics::Counted;
+use bcached_control::jobs::{JobKind, JobSpec};
+use bcached_control::options::OptionChange;
+use bcached_control::statistics::RequestCounts;
 use bcached_front_fuse::tree::Errno;
 use std::collections::BTreeMap;
 
 /// Offsets to subtract from counters since `clear_stats`, for these files only. The counters
 /// themselves go on, so metrics and `status` do not change.
 #[derive(Default)]
-pub struct Cleared {
+pub struct ClearedStats {
     /// Of sets and volumes, by UUID.
-    counted: BTreeMap<String, Counted>,
+    counted: BTreeMap<String, RequestCounts>,
     /// Of cache devices, by the UUID of the set.
-    written: BTreeMap<String, Written>,
+    written: BTreeMap<String, WrittenBytes>,
 }
 
-impl Cleared {
+impl ClearedStats {
     /// Returns what was counted since the clearing; all of it if the counters have started anew.
-    pub fn counted(&self, uuid: &str, now: Counted, is_total: bool) -> Counted {
+    pub fn counted(&self, uuid: &str, now: RequestCounts, is_total: bool) -> RequestCounts {
         let Some(then) = self.counted.get(uuid).filter(|_| is_total) else { return now };
         let since = || {
             let (hits, misses) = (now.hits.checked_sub(then.hits)?, now.misses.checked_sub(then.misses)?);
-            Some(Counted {
+            Some(RequestCounts {
                 hits,
                 misses,
                 hit_percent: (hits * 100).checked_div(hits + misses),
@@ -45,8 +45,8 @@ impl Cleared {
     }
 
     /// Returns what was written to a cache device before the clearing.
-    pub fn written(&self, seen: &Seen, cache: usize) -> Written {
-        let set = seen.set(cache, Written::default());
+    pub fn written(&self, seen: &TreeSnapshot, cache: usize) -> WrittenBytes {
+        let set = seen.set(cache, WrittenBytes::default());
         set.and_then(|set| self.written.get(&set.counts.set_uuid).copied()).unwrap_or_default()
     }
 }
@@ -78,14 +78,14 @@ fn not_understood(path: &str, user: u32, takes: &str) -> Errno {
 }
 
 /// What a file of this kind takes, for messages.
-fn values(kind: Kind) -> String {
+fn values(kind: ValueKind) -> String {
     match kind {
-        Kind::Flag => "0 or 1".to_owned(),
-        Kind::Choice(words) => format!("one of {}", words.join(", ")),
-        Kind::Size => SIZES.to_owned(),
-        Kind::Number(..) | Kind::Rate(..) | Kind::Time(..) => NUMBERS.to_owned(),
-        Kind::Text => "a line of at most 32 bytes".to_owned(),
-        Kind::Stripe | Kind::Hours => "nothing".to_owned(),
+        ValueKind::Flag => "0 or 1".to_owned(),
+        ValueKind::Choice(words) => format!("one of {}", words.join(", ")),
+        ValueKind::Size => SIZES.to_owned(),
+        ValueKind::Number(..) | ValueKind::Rate(..) | ValueKind::Time(..) => NUMBERS.to_owned(),
+        ValueKind::Text => "a line of at most 32 bytes".to_owned(),
+        ValueKind::Stripe | ValueKind::Hours => "nothing".to_owned(),
     }
 }
 
@@ -96,8 +96,8 @@ impl Sysfs {
     /// Carries out what a user has written.
     pub(super) fn take(
         &self,
-        seen: &Seen,
-        (of, file): (Of, &File),
+        seen: &TreeSnapshot,
+        (of, file): (FileOwner, &File),
         (path, text): (&str, &[u8]),
         user: u32,
     ) -> Result<(), Errno> {
@@ -107,34 +107,34 @@ impl Sysfs {
         }
         let line = input::line(text).ok_or_else(|| not_understood("text"))?;
         match file.write {
-            Write::Never => Err(Errno::ACCESS),
-            Write::Refused(why) => Err(refuse(path, user, Errno::OPNOTSUPP, why)),
-            Write::Fixed(kind, why) => {
+            FileWrite::Never => Err(Errno::ACCESS),
+            FileWrite::Refused(why) => Err(refuse(path, user, Errno::OPNOTSUPP, why)),
+            FileWrite::Fixed(kind, why) => {
                 let wanted = normal(kind, line).ok_or_else(|| not_understood(&values(kind)))?;
                 let now = self.text(seen, of, file)?.unwrap_or_default();
-                let holds = if matches!(kind, Kind::Choice(_)) { format!("[{wanted}]") } else { wanted };
+                let holds = if matches!(kind, ValueKind::Choice(_)) { format!("[{wanted}]") } else { wanted };
                 if now.split_ascii_whitespace().any(|word| word == holds) {
                     Ok(())
                 } else {
                     Err(refuse(path, user, Errno::OPNOTSUPP, why))
                 }
             }
-            Write::Option(scope, name) => {
+            FileWrite::Option(scope, name) => {
                 let owner = owner(seen, scope, of).ok_or(Errno::NODEV)?;
                 let kind = scope.find(name).map(|option| option.kind).ok_or(Errno::IO)?;
                 let typed = if name == "label" { label(text) } else { normal(kind, line) };
                 let typed = typed.ok_or_else(|| not_understood(&values(kind)))?;
                 let typed = self.between_neighbours(owner, name, typed)?;
-                let change = Change {
-                    set: BTreeMap::from([(name.to_owned(), Typed(typed))]),
+                let change = OptionChange {
+                    set: BTreeMap::from([(name.to_owned(), TypedValue(typed))]),
                     runtime: name != "label",
-                    ..Change::default()
+                    ..OptionChange::default()
                 };
                 (self.handlers.change)(scope, owner, change, Some(user))
                     .map_err(|failure| errno(&failure))?;
                 Ok(())
             }
-            Write::Deed(deed) => self.act(seen, (of, deed), (path, line), user),
+            FileWrite::Action(deed) => self.act(seen, (of, deed), (path, line), user),
         }
     }
 
@@ -156,16 +156,16 @@ impl Sysfs {
 
     fn act(
         &self,
-        seen: &Seen,
-        (of, deed): (Of, Deed),
+        seen: &TreeSnapshot,
+        (of, deed): (FileOwner, FileAction),
         (path, line): (&str, &str),
         user: u32,
     ) -> Result<(), Errno> {
         let not_understood = |takes: &str| not_understood(path, user, takes);
-        let begin = |begin: Begin| {
+        let begin = |begin: JobSpec| {
             (self.handlers.begin)(begin, Some(user)).map(drop).map_err(|failure| errno(&failure))
         };
-        if deed == Deed::ClearStats {
+        if deed == FileAction::ClearStats {
             self.clear(seen, of).ok_or(Errno::NODEV)?;
             tracing::info!(
                 event = "control-stats-cleared",
@@ -174,70 +174,70 @@ impl Sysfs {
             );
             return Ok(());
         }
-        if let (Deed::CreateFlash, Of::Cache(cache)) = (deed, of) {
-            let set = seen.set(cache, Written::default()).ok_or(Errno::NODEV)?;
+        if let (FileAction::CreateFlash, FileOwner::Cache(cache)) = (deed, of) {
+            let set = seen.set(cache, WrittenBytes::default()).ok_or(Errno::NODEV)?;
             let bytes = input::size(line).ok_or_else(|| not_understood(SIZES))?;
-            let mut add = Begin::new(Verb::Add, free_name(seen));
+            let mut add = JobSpec::new(JobKind::Add, free_name(seen));
             add.cache = Some(set.cache.name.clone());
             add.size_bytes = Some(bytes - bytes % set.counts.block_bytes);
             return begin(add);
         }
-        let Of::Volume(index) = of else { return Err(Errno::IO) };
+        let FileOwner::Volume(index) = of else { return Err(Errno::IO) };
         let member = seen.member(index).ok_or(Errno::NODEV)?;
-        let verb = |verb| Begin::new(verb, member.volume.name.clone());
+        let verb = |verb| JobSpec::new(verb, member.volume.name.clone());
         match deed {
-            Deed::Stop => begin(verb(Verb::Stop)),
+            FileAction::Stop => begin(verb(JobKind::Stop)),
             // As in the kernel, there is nothing to do then.
-            Deed::Detach if member.facts.attached == Some(false) => Ok(()),
-            Deed::Detach => begin(verb(Verb::Detach)),
-            Deed::Attach => {
+            FileAction::Detach if member.facts.attached == Some(false) => Ok(()),
+            FileAction::Detach => begin(verb(JobKind::Detach)),
+            FileAction::Attach => {
                 let digits = input::uuid_digits(line).ok_or_else(|| not_understood("the UUID of a set"))?;
-                let is_it = |set: &super::files::Set<'_>| set.counts.set_uuid.replace('-', "") == digits;
-                let mut sets =
-                    (0..seen.status.caches.len()).filter_map(|cache| seen.set(cache, Written::default()));
+                let is_it = |set: &super::files::SetView<'_>| set.counts.set_uuid.replace('-', "") == digits;
+                let mut sets = (0..seen.status.caches.len())
+                    .filter_map(|cache| seen.set(cache, WrittenBytes::default()));
                 let nowhere = || refuse(path, user, Errno::NOENT, "no set with that UUID is served here");
                 let set = sets.find(is_it).ok_or_else(nowhere)?;
                 if member.facts.attached == Some(true) {
                     return Err(refuse(path, user, Errno::INVAL, "it is already attached: detach it first"));
                 }
-                begin(Begin { cache: Some(set.cache.name.clone()), ..verb(Verb::Attach) })
+                begin(JobSpec { cache: Some(set.cache.name.clone()), ..verb(JobKind::Attach) })
             }
-            Deed::Run => match input::number(line) {
+            FileAction::Run => match input::number(line) {
                 None => Err(not_understood(NUMBERS)),
                 Some(0) => Ok(()),
                 Some(_) => Err(refuse(path, user, Errno::BUSY, "it is already running")),
             },
-            Deed::Resize => {
+            FileAction::Resize => {
                 let bytes = input::size(line).ok_or_else(|| not_understood(SIZES))?;
                 let bytes = bytes - bytes % member.facts.block_bytes.max(512);
-                let to = |of| Begin { size_bytes: Some(bytes), ..verb(of) };
+                let to = |of| JobSpec { size_bytes: Some(bytes), ..verb(of) };
                 match bytes.cmp(&member.facts.size_bytes) {
                     std::cmp::Ordering::Equal => Ok(()),
-                    std::cmp::Ordering::Greater => begin(to(Verb::Grow)),
-                    std::cmp::Ordering::Less => begin(to(Verb::Shrink)),
+                    std::cmp::Ordering::Greater => begin(to(JobKind::Grow)),
+                    std::cmp::Ordering::Less => begin(to(JobKind::Shrink)),
                 }
             }
-            Deed::ClearStats | Deed::CreateFlash => Err(Errno::IO),
+            FileAction::ClearStats | FileAction::CreateFlash => Err(Errno::IO),
         }
     }
 
-    fn clear(&self, seen: &Seen, of: Of) -> Option<()> {
+    fn clear(&self, seen: &TreeSnapshot, of: FileOwner) -> Option<()> {
         let mut cleared = self.cleared();
         match of {
-            Of::Cache(index) => {
-                let set = seen.set(index, Written::default())?;
+            FileOwner::Cache(index) => {
+                let set = seen.set(index, WrittenBytes::default())?;
                 cleared.counted.insert(set.counts.set_uuid.clone(), set.numbers.windows.total);
             }
-            Of::CacheDevice(index) => {
-                let set = seen.set(index, Written::default())?;
-                let now = Written::of(set.counts, set.numbers);
+            FileOwner::CacheDevice(index) => {
+                let set = seen.set(index, WrittenBytes::default())?;
+                let now = WrittenBytes::of(set.counts, set.numbers);
                 cleared.written.insert(set.counts.set_uuid.clone(), now);
             }
-            Of::Volume(index) => {
+            FileOwner::Volume(index) => {
                 let member = seen.member(index)?;
                 cleared.counted.insert(member.facts.uuid.clone(), member.numbers.windows.total);
             }
-            Of::Nobody | Of::CacheCounts(..) | Of::VolumeCounts(..) => return None,
+            FileOwner::Nobody | FileOwner::CacheCounts(..) | FileOwner::VolumeCounts(..) => return None,
         }
         Some(())
     }
@@ -245,16 +245,16 @@ impl Sysfs {
 
 /// Converts a value of this kind from the kernel's syntax to that of `set`; `None` if it is not
 /// valid for the kernel.
-fn normal(kind: Kind, line: &str) -> Option<String> {
+fn normal(kind: ValueKind, line: &str) -> Option<String> {
     match kind {
-        Kind::Flag => input::flag(line).map(|yes| u8::from(yes).to_string()),
-        Kind::Number(..) | Kind::Rate(..) | Kind::Time(..) => {
+        ValueKind::Flag => input::flag(line).map(|yes| u8::from(yes).to_string()),
+        ValueKind::Number(..) | ValueKind::Rate(..) | ValueKind::Time(..) => {
             input::number(line).map(|number| number.to_string())
         }
         // The kernel's documentation shows suffixes, which its newer versions no longer accept.
-        Kind::Size => input::size(line).map(|bytes| bytes.to_string()),
-        Kind::Choice(words) => words.contains(&line).then(|| line.to_owned()),
-        Kind::Text | Kind::Stripe | Kind::Hours => None,
+        ValueKind::Size => input::size(line).map(|bytes| bytes.to_string()),
+        ValueKind::Choice(words) => words.contains(&line).then(|| line.to_owned()),
+        ValueKind::Text | ValueKind::Stripe | ValueKind::Hours => None,
     }
 }
 
@@ -265,7 +265,7 @@ fn label(text: &[u8]) -> Option<String> {
 }
 
 /// Returns a free name for a volume that was not given one.
-fn free_name(seen: &Seen) -> String {
+fn free_name(seen: &TreeSnapshot) -> String {
     let is_free = |name: &String| !seen.status.volumes.iter().any(|volume| volume.name == *name);
     (0..).map(|number| format!("volume{number}")).find(is_free).unwrap_or_default()
 }

@@ -15,14 +15,14 @@
 //! is the file's name. If a name is taken, a number is appended. Only what is served appears: open
 //! sets and usable volumes.
 
-use super::files::{self, File, Member, Set, Written};
-use bcached_control::hardware::Hardware;
-use bcached_control::statistics::{Counted, Windows};
+use super::files::{self, File, SetView, VolumeView, WrittenBytes};
+use bcached_control::hardware::DeviceName;
+use bcached_control::statistics::{RequestCounts, RequestWindows};
 use bcached_control::status::Status;
 use std::collections::BTreeSet;
 
 /// Everything in the tree, as it was at one moment.
-pub struct Seen {
+pub struct TreeSnapshot {
     pub status: Status,
     /// Names of the devices of caches and volumes, in the order of the status; `None` if the device
     /// does not appear.
@@ -35,7 +35,7 @@ pub struct Seen {
 pub enum Node {
     Directory(Directory),
     Link(String),
-    File(Of, Content),
+    File(FileOwner, Content),
 }
 
 /// The content of a file.
@@ -51,7 +51,7 @@ pub enum Content {
 
 /// What a file or a directory belongs to, by its index in the status.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Of {
+pub enum FileOwner {
     Nobody,
     Cache(usize),
     /// The device of a cache.
@@ -79,7 +79,7 @@ pub enum Directory {
     Sets,
     Set(usize),
     Internal(usize),
-    Stats(Of),
+    Stats(FileOwner),
     Block,
     /// `bcacheN`.
     Device(usize),
@@ -93,7 +93,7 @@ pub enum Directory {
     OfCache(usize),
 }
 
-type Named = (String, Node);
+type NamedNode = (String, Node);
 
 impl Window {
     const ALL: [Self; 4] = [Self::Total, Self::Day, Self::Hour, Self::FiveMinute];
@@ -108,7 +108,7 @@ impl Window {
     }
 
     /// Returns the statistics of this window.
-    pub const fn of(self, windows: &Windows) -> Counted {
+    pub const fn of(self, windows: &RequestWindows) -> RequestCounts {
         match self {
             Self::Total => windows.total,
             Self::Day => windows.day,
@@ -118,12 +118,12 @@ impl Window {
     }
 }
 
-impl Seen {
+impl TreeSnapshot {
     pub fn new(status: Status) -> Self {
         let is_open = |index: &usize| set(&status, *index).is_some();
         let mut taken: BTreeSet<String> =
             status.volumes.iter().map(|volume| volume.kernel_name.clone()).collect();
-        let mut name = |device: Option<&Hardware>| {
+        let mut name = |device: Option<&DeviceName>| {
             let wanted = device?.name.replace('/', "!");
             let wanted =
                 if matches!(wanted.as_str(), "" | "." | "..") { "device".to_owned() } else { wanted };
@@ -144,11 +144,11 @@ impl Seen {
         Self { status, caches, backings }
     }
 
-    pub fn set(&self, index: usize, cleared: Written) -> Option<Set<'_>> {
-        set(&self.status, index).map(|set| Set { cleared, ..set })
+    pub fn set(&self, index: usize, cleared: WrittenBytes) -> Option<SetView<'_>> {
+        set(&self.status, index).map(|set| SetView { cleared, ..set })
     }
 
-    pub fn member(&self, index: usize) -> Option<Member<'_>> {
+    pub fn member(&self, index: usize) -> Option<VolumeView<'_>> {
         member(&self.status, index)
     }
 
@@ -164,7 +164,7 @@ impl Seen {
         )
     }
 
-    pub fn list(&self, directory: Directory) -> Vec<Named> {
+    pub fn list(&self, directory: Directory) -> Vec<NamedNode> {
         match directory {
             Directory::Top => {
                 vec![named("block", Directory::Block), named("fs", Directory::Fs)]
@@ -172,12 +172,12 @@ impl Seen {
             Directory::Fs => vec![named("bcache", Directory::Sets)],
             Directory::Sets => self.sets(),
             Directory::Set(cache) => self.of_set(cache),
-            Directory::Internal(cache) => listed(Of::Cache(cache), files::INTERNAL),
+            Directory::Internal(cache) => listed(FileOwner::Cache(cache), files::INTERNAL),
             Directory::Stats(of) => listed(of, files::STATS),
             Directory::Block => self.block(),
             Directory::Device(volume) => self.device(volume),
             Directory::Flash(volume) => {
-                let mut all = listed(Of::Volume(volume), files::FLASH);
+                let mut all = listed(FileOwner::Volume(volume), files::FLASH);
                 all.extend(self.link_to_set(volume));
                 all
             }
@@ -185,34 +185,35 @@ impl Seen {
             Directory::OfBacking(volume) => self.of_backing(volume),
             Directory::Cache(cache) => {
                 let number = self.status.caches[cache].hardware.as_ref().and_then(|device| device.number);
-                let sectors = self.set(cache, Written::default());
+                let sectors = self.set(cache, WrittenBytes::default());
                 let sectors = sectors.map_or(0, |set| set.counts.buckets * (set.counts.bucket_bytes / 512));
                 device(number, sectors, Node::Directory(Directory::OfCache(cache)))
             }
             Directory::OfCache(cache) => {
-                let mut all = listed(Of::CacheDevice(cache), files::CACHE);
-                let set = self.set(cache, Written::default());
+                let mut all = listed(FileOwner::CacheDevice(cache), files::CACHE);
+                let set = self.set(cache, WrittenBytes::default());
                 all.extend(set.map(|set| link("set", format!("../../../fs/bcache/{}", set.counts.set_uuid))));
                 all
             }
         }
     }
 
-    fn sets(&self) -> Vec<Named> {
-        let mut all = listed(Of::Nobody, files::TOP);
+    fn sets(&self) -> Vec<NamedNode> {
+        let mut all = listed(FileOwner::Nobody, files::TOP);
         let sets = (0..self.status.caches.len()).filter_map(|index| {
-            let set = self.set(index, Written::default())?;
+            let set = self.set(index, WrittenBytes::default())?;
             Some(named(&set.counts.set_uuid, Directory::Set(index)))
         });
         all.extend(sets);
         all
     }
 
-    fn of_set(&self, cache: usize) -> Vec<Named> {
-        let mut all = listed(Of::Cache(cache), files::SET);
+    fn of_set(&self, cache: usize) -> Vec<NamedNode> {
+        let mut all = listed(FileOwner::Cache(cache), files::SET);
         all.push(named("internal", Directory::Internal(cache)));
         all.extend(
-            Window::ALL.map(|window| named(window.name(), Directory::Stats(Of::CacheCounts(cache, window)))),
+            Window::ALL
+                .map(|window| named(window.name(), Directory::Stats(FileOwner::CacheCounts(cache, window)))),
         );
         let to = |name: &str| format!("../../../block/{name}/bcache");
         all.extend(self.caches[cache].as_ref().map(|name| link("cache0", to(name))));
@@ -230,7 +231,7 @@ impl Seen {
     }
 
     /// Returns the volume and its number in that set, if it belongs to it.
-    fn attached(&self, index: usize, cache: usize) -> Option<(Member<'_>, u32)> {
+    fn attached(&self, index: usize, cache: usize) -> Option<(VolumeView<'_>, u32)> {
         let member = self.member(index)?;
         let is_its = member.volume.cache.as_ref() == Some(&self.status.caches[cache].name);
         Some((member, member.numbers.slot?)).filter(|_| is_its)
@@ -242,15 +243,15 @@ impl Seen {
         self.status.caches.iter().position(|cache| cache.name == *name)
     }
 
-    fn link_to_set(&self, volume: usize) -> Option<Named> {
-        let set = self.set(self.cache_of(volume)?, Written::default())?;
+    fn link_to_set(&self, volume: usize) -> Option<NamedNode> {
+        let set = self.set(self.cache_of(volume)?, WrittenBytes::default())?;
         let target = format!("../../../fs/bcache/{}", set.counts.set_uuid);
         self.member(volume)?.facts.attached.unwrap_or(true).then(|| link("cache", target))
     }
 
-    fn block(&self) -> Vec<Named> {
+    fn block(&self) -> Vec<NamedNode> {
         let mut all = Vec::new();
-        let named_all = |names: &[Option<String>], make: fn(usize) -> Directory| -> Vec<Named> {
+        let named_all = |names: &[Option<String>], make: fn(usize) -> Directory| -> Vec<NamedNode> {
             let some = names.iter().enumerate().filter_map(|(index, name)| Some((index, name.as_ref()?)));
             some.map(|(index, name)| named(name, make(index))).collect()
         };
@@ -263,7 +264,7 @@ impl Seen {
     }
 
     /// The content of `bcacheN`. It has no device number, as it is no device of the kernel.
-    fn device(&self, index: usize) -> Vec<Named> {
+    fn device(&self, index: usize) -> Vec<NamedNode> {
         let sectors = self.member(index).map_or(0, |member| member.facts.size_bytes / 512);
         let bcache = match &self.backings[index] {
             Some(name) => Node::Link(format!("../{name}/bcache")),
@@ -272,7 +273,7 @@ impl Seen {
         device(None, sectors, bcache)
     }
 
-    fn backing(&self, index: usize) -> Vec<Named> {
+    fn backing(&self, index: usize) -> Vec<NamedNode> {
         let hardware = self.status.volumes[index].hardware.as_ref();
         let number = hardware.and_then(|(device, _)| device.number);
         let offset = hardware.map_or(0, |(_, offset)| *offset);
@@ -280,10 +281,11 @@ impl Seen {
         device(number, sectors, Node::Directory(Directory::OfBacking(index)))
     }
 
-    fn of_backing(&self, index: usize) -> Vec<Named> {
-        let mut all = listed(Of::Volume(index), files::BACKING);
+    fn of_backing(&self, index: usize) -> Vec<NamedNode> {
+        let mut all = listed(FileOwner::Volume(index), files::BACKING);
         all.extend(
-            Window::ALL.map(|window| named(window.name(), Directory::Stats(Of::VolumeCounts(index, window)))),
+            Window::ALL
+                .map(|window| named(window.name(), Directory::Stats(FileOwner::VolumeCounts(index, window)))),
         );
         all.push(link("dev", format!("../../{}", self.status.volumes[index].kernel_name)));
         all.extend(self.link_to_set(index));
@@ -292,36 +294,36 @@ impl Seen {
 }
 
 /// Returns a set if it is open.
-fn set(status: &Status, index: usize) -> Option<Set<'_>> {
+fn set(status: &Status, index: usize) -> Option<SetView<'_>> {
     let cache = status.caches.get(index).filter(|cache| cache.state == "open")?;
     let counts = cache.counts.as_ref()?;
-    Some(Set { cache, counts, numbers: counts.numbers.as_ref()?, cleared: Written::default() })
+    Some(SetView { cache, counts, numbers: counts.numbers.as_ref()?, cleared: WrittenBytes::default() })
 }
 
 /// Returns a volume if it is served.
-fn member(status: &Status, index: usize) -> Option<Member<'_>> {
+fn member(status: &Status, index: usize) -> Option<VolumeView<'_>> {
     let volume = status.volumes.get(index)?;
     let facts = volume.facts.as_ref()?;
-    Some(Member { volume, facts, numbers: facts.numbers.as_ref()? })
+    Some(VolumeView { volume, facts, numbers: facts.numbers.as_ref()? })
 }
 
-fn named(name: &str, directory: Directory) -> Named {
+fn named(name: &str, directory: Directory) -> NamedNode {
     (name.to_owned(), Node::Directory(directory))
 }
 
-fn link(name: &str, target: String) -> Named {
+fn link(name: &str, target: String) -> NamedNode {
     (name.to_owned(), Node::Link(target))
 }
 
-fn listed(of: Of, table: &'static [File]) -> Vec<Named> {
+fn listed(of: FileOwner, table: &'static [File]) -> Vec<NamedNode> {
     table.iter().map(|file| (file.name.to_owned(), Node::File(of, Content::Listed(file)))).collect()
 }
 
 /// The directory of a block device.
-fn device(number: Option<(u32, u32)>, sectors: u64, bcache: Node) -> Vec<Named> {
+fn device(number: Option<(u32, u32)>, sectors: u64, bcache: Node) -> Vec<NamedNode> {
     vec![
         ("bcache".to_owned(), bcache),
-        ("dev".to_owned(), Node::File(Of::Nobody, Content::Number(number))),
-        ("size".to_owned(), Node::File(Of::Nobody, Content::Sectors(sectors))),
+        ("dev".to_owned(), Node::File(FileOwner::Nobody, Content::Number(number))),
+        ("size".to_owned(), Node::File(FileOwner::Nobody, Content::Sectors(sectors))),
     ]
 }

@@ -20,16 +20,16 @@ mod layout;
 mod print;
 
 use crate::control_server::Handlers;
-use crate::control_server::{AskStatus, Work};
+use crate::control_server::{StatusHandler, WorkPermit};
 use bcached_config::options::Scope;
-use bcached_config::options::value::{Kind, Value};
-use bcached_control::names::Called;
+use bcached_config::options::value::{Value, ValueKind};
+use bcached_control::names::TypedName;
 use bcached_control::status::Status;
 use bcached_front_fuse::tree::Errno;
-use bcached_front_fuse::{Entry, Tree};
-use deeds::Cleared;
-use files::{File, Read};
-use layout::{Content, Node, Of, Seen, Window};
+use bcached_front_fuse::{ControlTree, TreeEntry};
+use deeds::ClearedStats;
+use files::{File, FileRead};
+use layout::{Content, FileOwner, Node, TreeSnapshot, Window};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -45,15 +45,15 @@ const SILENCE: Duration = Duration::from_secs(10);
 /// The tree.
 pub struct Sysfs {
     /// Returns the status without what the front ends report.
-    look: AskStatus,
+    look: StatusHandler,
     handlers: Arc<Handlers>,
-    last: Mutex<Option<Look>>,
-    cleared: Mutex<Cleared>,
+    last: Mutex<Option<CachedSnapshot>>,
+    cleared: Mutex<ClearedStats>,
 }
 
 /// A snapshot.
-struct Look {
-    seen: Arc<Seen>,
+struct CachedSnapshot {
+    seen: Arc<TreeSnapshot>,
     began: Instant,
     ended: Instant,
     /// Every engine has answered.
@@ -63,12 +63,12 @@ struct Look {
 impl Sysfs {
     /// Makes a tree that shows what `look` returns, and has `handlers` carry out writes.
     #[must_use]
-    pub fn new(look: AskStatus, handlers: Arc<Handlers>) -> Self {
+    pub fn new(look: StatusHandler, handlers: Arc<Handlers>) -> Self {
         Self { look, handlers, last: Mutex::default(), cleared: Mutex::default() }
     }
 
     /// Returns a snapshot begun at `since` or later, unless an engine does not answer.
-    fn seen(&self, since: Instant) -> Arc<Seen> {
+    fn seen(&self, since: Instant) -> Arc<TreeSnapshot> {
         // A reader that arrives during a look waits for its end, and may then look itself.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(look) = &*last
@@ -82,14 +82,14 @@ impl Sysfs {
         if let (Some(look), false) = (&*last, is_whole) {
             keep_what_is_silent(&mut status, &look.seen.status);
         }
-        let seen = Arc::new(Seen::new(status));
-        *last = Some(Look { seen: Arc::clone(&seen), began, ended: Instant::now(), is_whole });
+        let seen = Arc::new(TreeSnapshot::new(status));
+        *last = Some(CachedSnapshot { seen: Arc::clone(&seen), began, ended: Instant::now(), is_whole });
         seen
     }
 
     /// Returns what is at a path, with the snapshot it is from. If it is not found, a new snapshot
     /// is taken, as it may have appeared just now.
-    fn find(&self, path: &str, since: Instant) -> Option<(Node, Arc<Seen>)> {
+    fn find(&self, path: &str, since: Instant) -> Option<(Node, Arc<TreeSnapshot>)> {
         let found = |since| {
             let seen = self.seen(since);
             seen.find(path).map(|node| (node, seen))
@@ -102,30 +102,36 @@ impl Sysfs {
         now.checked_sub(LAYOUT).unwrap_or(now)
     }
 
-    fn cleared(&self) -> MutexGuard<'_, Cleared> {
+    fn cleared(&self) -> MutexGuard<'_, ClearedStats> {
         self.cleared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the text of the file; `None` if its owner is gone.
-    fn text(&self, seen: &Seen, of: Of, file: &File) -> Result<Option<String>, Errno> {
+    fn text(&self, seen: &TreeSnapshot, of: FileOwner, file: &File) -> Result<Option<String>, Errno> {
         let set = |index| {
             let cleared = self.cleared().written(seen, index);
             seen.set(index, cleared)
         };
         let text = match (file.read, of) {
-            (Read::Set(read), Of::Cache(index) | Of::CacheDevice(index)) => set(index).map(|set| read(&set)),
-            (Read::Bare(read), Of::Cache(index)) => return Ok(set(index).map(|set| read(&set))),
-            (Read::Ages, Of::CacheDevice(index)) => self.ages(seen, index),
-            (Read::Member(read), Of::Volume(index)) => seen.member(index).map(|member| read(&member)),
-            (Read::Counted(read), Of::CacheCounts(index, window)) => set(index).map(|set| {
+            (FileRead::Set(read), FileOwner::Cache(index) | FileOwner::CacheDevice(index)) => {
+                set(index).map(|set| read(&set))
+            }
+            (FileRead::Bare(read), FileOwner::Cache(index)) => return Ok(set(index).map(|set| read(&set))),
+            (FileRead::Ages, FileOwner::CacheDevice(index)) => self.ages(seen, index),
+            (FileRead::Volume(read), FileOwner::Volume(index)) => {
+                seen.member(index).map(|member| read(&member))
+            }
+            (FileRead::Counted(read), FileOwner::CacheCounts(index, window)) => set(index).map(|set| {
                 let counted = window.of(&set.numbers.windows);
                 read(&self.cleared().counted(&set.counts.set_uuid, counted, window == Window::Total))
             }),
-            (Read::Counted(read), Of::VolumeCounts(index, window)) => seen.member(index).map(|member| {
-                let counted = window.of(&member.numbers.windows);
-                read(&self.cleared().counted(&member.facts.uuid, counted, window == Window::Total))
-            }),
-            (Read::Option(scope, name), of) => {
+            (FileRead::Counted(read), FileOwner::VolumeCounts(index, window)) => {
+                seen.member(index).map(|member| {
+                    let counted = window.of(&member.numbers.windows);
+                    read(&self.cleared().counted(&member.facts.uuid, counted, window == Window::Total))
+                })
+            }
+            (FileRead::Option(scope, name), of) => {
                 let Some(owner) = owner(seen, scope, of) else { return Ok(None) };
                 Some(shown(scope, name, self.option(scope, owner, name)?))
             }
@@ -136,7 +142,7 @@ impl Sysfs {
 
     /// Returns the value of an option in force.
     fn option(&self, scope: Scope, owner: &str, name: &str) -> Result<Value, Errno> {
-        let called = Called { typed: owner, looks_at_files: false };
+        let called = TypedName { typed: owner, looks_at_files: false };
         let options = (self.handlers.options)(scope, called).map_err(|failure| deeds::errno(&failure))?;
         let value =
             options.options.into_iter().find(|shown| shown.name == name).and_then(|shown| shown.value);
@@ -145,11 +151,11 @@ impl Sysfs {
     }
 
     /// The text of `priority_stats`: it needs a scan of all buckets, as in the kernel.
-    fn ages(&self, seen: &Seen, index: usize) -> Option<String> {
+    fn ages(&self, seen: &TreeSnapshot, index: usize) -> Option<String> {
         let name = &seen.status.caches.get(index)?.name;
-        let looked = Seen::new((self.look)(Some(Work::default())));
+        let looked = TreeSnapshot::new((self.look)(Some(WorkPermit::default())));
         let place = looked.status.caches.iter().position(|cache| cache.name == *name)?;
-        let set = looked.set(place, files::Written::default())?;
+        let set = looked.set(place, files::WrittenBytes::default())?;
         let ages = set.numbers.ages.clone().unwrap_or_default();
         let quantiles: Vec<_> = ages.quantiles.iter().map(u64::to_string).collect();
         let percent = |percent: u64| format!("{percent}%");
@@ -167,12 +173,12 @@ impl Sysfs {
 }
 
 /// The name of the volume or cache whose option a file shows.
-fn owner(seen: &Seen, scope: Scope, of: Of) -> Option<&str> {
+fn owner(seen: &TreeSnapshot, scope: Scope, of: FileOwner) -> Option<&str> {
     match (scope, of) {
-        (Scope::Volume, Of::Volume(index)) => {
+        (Scope::Volume, FileOwner::Volume(index)) => {
             seen.status.volumes.get(index).map(|volume| volume.name.as_str())
         }
-        (Scope::Cache, Of::Cache(index) | Of::CacheDevice(index)) => {
+        (Scope::Cache, FileOwner::Cache(index) | FileOwner::CacheDevice(index)) => {
             seen.status.caches.get(index).map(|cache| cache.name.as_str())
         }
         _ => None,
@@ -182,7 +188,7 @@ fn owner(seen: &Seen, scope: Scope, of: Of) -> Option<&str> {
 /// Formats the value of an option as the kernel does.
 fn shown(scope: Scope, name: &str, value: Value) -> String {
     match (value, scope.find(name).map(|option| option.kind)) {
-        (Value::Word(word), Some(Kind::Choice(words))) => print::choice(words, word),
+        (Value::Word(word), Some(ValueKind::Choice(words))) => print::choice(words, word),
         (Value::Size(bytes), _) => print::size(bytes),
         (Value::Rate(sectors), _) => sectors.to_string(),
         (Value::Time(time), _) => time.as_secs().to_string(),
@@ -191,7 +197,7 @@ fn shown(scope: Scope, name: &str, value: Value) -> String {
 }
 
 /// True for an open set whose engine does not answer.
-fn is_silent(cache: &bcached_control::status::Cache) -> bool {
+fn is_silent(cache: &bcached_control::status::CacheStatus) -> bool {
     cache.state == "open" && cache.counts.is_none()
 }
 
@@ -212,12 +218,12 @@ fn keep_what_is_silent(status: &mut Status, before: &Status) {
     }
 }
 
-impl Tree for Sysfs {
-    fn entry(&self, path: &str) -> Option<Entry> {
+impl ControlTree for Sysfs {
+    fn entry(&self, path: &str) -> Option<TreeEntry> {
         self.find(path, Self::recent()).map(|(node, _)| entry(node))
     }
 
-    fn list(&self, path: &str) -> Option<Vec<(String, Entry)>> {
+    fn list(&self, path: &str) -> Option<Vec<(String, TreeEntry)>> {
         let (node, seen) = self.find(path, Instant::now())?;
         let Node::Directory(directory) = node else { return None };
         Some(seen.list(directory).into_iter().map(|(name, node)| (name, entry(node))).collect())
@@ -247,12 +253,12 @@ impl Tree for Sysfs {
     }
 }
 
-fn entry(node: Node) -> Entry {
+fn entry(node: Node) -> TreeEntry {
     match node {
-        Node::Directory(_) => Entry::Directory,
-        Node::Link(target) => Entry::Link { target },
-        Node::File(_, Content::Listed(file)) => Entry::File { mode: file.mode() },
-        Node::File(..) => Entry::File { mode: 0o444 },
+        Node::Directory(_) => TreeEntry::Directory,
+        Node::Link(target) => TreeEntry::Link { target },
+        Node::File(_, Content::Listed(file)) => TreeEntry::File { mode: file.mode() },
+        Node::File(..) => TreeEntry::File { mode: 0o444 },
     }
 }
 

@@ -1,6 +1,6 @@
 //! Prints numbers and choices as the kernel does in its control files.
 
-use bcached_control::statistics::Times;
+use bcached_control::statistics::OperationTiming;
 use std::fmt::Write as _;
 
 /// Formats bytes: in KiB or a larger unit, with less than a thousand before the point and one digit
@@ -42,7 +42,7 @@ pub fn lines(of: &[(&str, usize, String)]) -> String {
 
 /// One number of the statistics of some recurring work.
 #[derive(Clone, Copy)]
-pub enum Part {
+pub enum TimingField {
     /// How long it takes on average, in units of this many microseconds.
     Average(u64),
     /// How long it is from one to the next, likewise.
@@ -53,10 +53,10 @@ pub enum Part {
     Longest(u64),
 }
 
-impl Part {
+impl TimingField {
     /// Returns the number as text.
     #[must_use]
-    pub fn of(self, times: &Times) -> String {
+    pub fn of(self, times: &OperationTiming) -> String {
         match self {
             Self::Average(unit) => (times.average_us / unit).to_string(),
             Self::Between(unit) => (times.between_us / unit).to_string(),
@@ -98,12 +98,22 @@ mod tests {
 
     #[test]
     fn work_that_was_never_done_is_minus_one_ago() {
-        let never = Times::default();
-        let parts = [Part::Average(1), Part::Between(1000), Part::Last(1000), Part::Longest(1)];
+        let never = OperationTiming::default();
+        let parts = [
+            TimingField::Average(1),
+            TimingField::Between(1000),
+            TimingField::Last(1000),
+            TimingField::Longest(1),
+        ];
         assert_eq!(parts.map(|part| part.of(&never)), ["0", "0", "-1", "0"]);
-        let times =
-            Times { count: 1, average_us: 2500, between_us: 0, max_us: 9999, last_us: Some(1_999_999) };
-        let parts = [Part::Average(1000), Part::Last(1_000_000), Part::Longest(1000)];
+        let times = OperationTiming {
+            count: 1,
+            average_us: 2500,
+            between_us: 0,
+            max_us: 9999,
+            last_us: Some(1_999_999),
+        };
+        let parts = [TimingField::Average(1000), TimingField::Last(1_000_000), TimingField::Longest(1000)];
         assert_eq!(parts.map(|part| part.of(&times)), ["2", "1", "9"]);
     }
 }

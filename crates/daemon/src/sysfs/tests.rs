@@ -1,12 +1,12 @@
 //! What the tree shows while an engine does not answer, and how things are named.
 
-use super::layout::{Node, Seen};
+use super::layout::{Node, TreeSnapshot};
 use super::*;
 use bcached_control::failure::{Failure, Kind as FailureKind};
-use bcached_control::hardware::Hardware;
-use bcached_control::statistics::CacheNumbers;
-use bcached_control::statistics::Windows;
-use bcached_control::status::{Cache, CacheCounts, Volume, VolumeFacts};
+use bcached_control::hardware::DeviceName;
+use bcached_control::statistics::CacheStatistics;
+use bcached_control::statistics::RequestWindows;
+use bcached_control::status::{CacheCounts, CacheStatus, VolumeProperties, VolumeStatus};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const SET: &str = "11111111-1111-4111-8111-111111111111";
@@ -51,13 +51,13 @@ fn counts(journal_entries: u64) -> CacheCounts {
         zeroes.into_iter().map(|name| (name.to_owned(), serde_json::Value::from(0))).collect();
     object.insert("set_uuid".to_owned(), SET.into());
     let mut counts: CacheCounts = serde_json::from_value(object.into()).expect("all that has no default");
-    let numbers = CacheNumbers { active_journal_entries: journal_entries, ..CacheNumbers::default() };
+    let numbers = CacheStatistics { active_journal_entries: journal_entries, ..CacheStatistics::default() };
     counts.numbers = Some(numbers);
     counts
 }
 
-fn hardware(name: &str) -> Hardware {
-    Hardware { name: name.to_owned(), number: None }
+fn hardware(name: &str) -> DeviceName {
+    DeviceName { name: name.to_owned(), number: None }
 }
 
 /// A status with one open set and the counters that its engine returned, if it answers.
@@ -67,7 +67,7 @@ fn status(device: &str, counts: Option<CacheCounts>) -> Status {
         pid: 1,
         uptime_seconds: 0,
         nbd: Vec::new(),
-        caches: vec![Cache {
+        caches: vec![CacheStatus {
             name: "fast".to_owned(),
             device: format!("/dev/{device}"),
             state: "open".to_owned(),
@@ -141,12 +141,12 @@ fn devices_of_one_name_lie_apart() {
         let facts = serde_json::json!({
             "uuid": "u", "label": "", "size_bytes": 8192, "block_bytes": 512, "cache_mode": "writeback", "dirty_bytes": 0,
             "hits": 0, "misses": 0, "miss_collisions": 0, "bypassed_bytes": 0, "bypass_hits": 0, "bypass_misses": 0,
-            "bypassed_requests": 0, "bypassed": {}, "windows": serde_json::to_value(Windows::default()).expect("JSON"),
+            "bypassed_requests": 0, "bypassed": {}, "windows": serde_json::to_value(RequestWindows::default()).expect("JSON"),
             "latency": {}, "writeback_proportional_bytes": 0, "writeback_integral_bytes": 0, "writeback_change_bytes": 0,
         });
-        let mut facts: VolumeFacts = serde_json::from_value(facts).expect("all that has no default");
+        let mut facts: VolumeProperties = serde_json::from_value(facts).expect("all that has no default");
         facts.numbers.as_mut().expect("numbers").slot = u32::try_from(place).ok();
-        Volume {
+        VolumeStatus {
             superblock_state: None,
             name: format!("v{place}"),
             kernel_name: format!("bcache{place}"),
@@ -160,7 +160,7 @@ fn devices_of_one_name_lie_apart() {
         }
     };
     status.volumes = vec![volume(0), volume(1)];
-    let seen = Seen::new(status);
+    let seen = TreeSnapshot::new(status);
     let Some(Node::Directory(block)) = seen.find("block") else { unreachable!("it is there") };
     let mut names: Vec<_> = seen.list(block).into_iter().map(|(name, _)| name).collect();
     names.sort();

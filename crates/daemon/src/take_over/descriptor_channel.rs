@@ -1,8 +1,8 @@
 //! The link between the two processes: messages with descriptors, one at a time.
 
-use bcached_config::options::runtime::Said;
+use bcached_config::options::runtime::RuntimeOptions;
 use bcached_front_nbd as nbd;
-use bcached_port::socket::Identity;
+use bcached_port::socket::FileId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -24,11 +24,11 @@ pub enum Message {
     /// Old to new, with its descriptors: the claim of a device.
     Claim,
     /// With its descriptor: a listening socket.
-    Socket(Of),
+    Socket(SocketPurpose),
     /// With its descriptor: a client connection.
-    Connection(nbd::State),
+    Connection(nbd::ConnectionState),
     /// Everything is sent, and the old process writes nothing more.
-    Yours(Yours),
+    Yours(DaemonState),
     /// New to old: everything is served.
     Ready,
     /// New to old: it ends, for this reason.
@@ -39,10 +39,10 @@ pub enum Message {
 
 /// The purpose of a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Of {
+pub enum SocketPurpose {
     /// A unix socket that bcached has bound; its path says what it is for. With device and inode of
     /// its file, if that exists.
-    Path(Option<Identity>),
+    Path(Option<FileId>),
     /// NBD on TCP.
     NbdTcp,
     /// Metrics.
@@ -57,7 +57,7 @@ pub enum Of {
 
 /// The state of the old daemon.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Yours {
+pub struct DaemonState {
     /// Names of volumes that were served.
     pub served: Vec<String>,
     /// Names of all volumes, by their UUIDs.
@@ -65,7 +65,7 @@ pub struct Yours {
     pub names: BTreeMap<String, String>,
     /// Options that were set until the daemon stops.
     #[serde(default)]
-    pub said: Vec<Said>,
+    pub said: Vec<RuntimeOptions>,
     /// The version of the old process.
     pub version: String,
     /// How long clients have waited so far, in seconds.
@@ -86,9 +86,9 @@ const SEND_LIMIT: Duration = Duration::from_secs(10);
 
 /// One end.
 #[derive(Debug)]
-pub struct Link(OwnedFd);
+pub struct DescriptorChannel(OwnedFd);
 
-impl Link {
+impl DescriptorChannel {
     /// Makes both ends.
     ///
     /// # Errors
@@ -196,12 +196,12 @@ mod tests {
 
     #[test]
     fn messages_come_with_their_descriptors_and_one_by_one() {
-        let (ours, theirs) = Link::pair().unwrap();
-        let theirs = Link::of(theirs);
+        let (ours, theirs) = DescriptorChannel::pair().unwrap();
+        let theirs = DescriptorChannel::of(theirs);
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "precious").unwrap();
         let fd = file.as_file().as_fd();
-        let state = nbd::State {
+        let state = nbd::ConnectionState {
             volume: "u".to_owned(),
             bytes: 1 << 40,
             structured: true,
@@ -209,7 +209,7 @@ mod tests {
             read_only: false,
             multi_conn: true,
             only_looks: false,
-            right: nbd::Right::MayBegin,
+            right: nbd::WriterStatus::MayBegin,
             unread: vec![255; 32 << 10],
         };
         ours.send(&Message::Claim, &[fd, fd]).unwrap();
@@ -229,8 +229,8 @@ mod tests {
     /// A message that arrives in part is an error. It was once taken for the whole message.
     #[test]
     fn a_message_that_comes_in_part_is_none() {
-        let (ours, theirs) = Link::pair().unwrap();
-        let theirs = Link::of(theirs);
+        let (ours, theirs) = DescriptorChannel::pair().unwrap();
+        let theirs = DescriptorChannel::of(theirs);
         let long = vec![b' '; BYTES_MAX + 1];
         rustix::net::sockopt::set_socket_send_buffer_size(&ours.0, 4 * BYTES_MAX).unwrap();
         match rustix::net::send(&ours.0, &long, SendFlags::NOSIGNAL) {

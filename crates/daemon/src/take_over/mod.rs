@@ -34,9 +34,9 @@ mod descriptor_channel;
 mod new_process;
 mod old_process;
 
-pub use descriptor_channel::Yours;
-pub use new_process::{Predecessor, Taken, begun};
-pub use old_process::{Heritage, Successor};
+pub use descriptor_channel::DaemonState;
+pub use new_process::{InheritedState, Predecessor, begun};
+pub use old_process::{ReleasedState, Successor};
 
 use std::time::Duration;
 

@@ -1,12 +1,12 @@
 //! The side of the new process.
 
-use super::descriptor_channel::{Link, Message, Yours};
+use super::descriptor_channel::{DaemonState, DescriptorChannel, Message};
 use super::old_process::keep;
 use super::{END_LIMIT, HELLO_LIMIT, LOOK, PROTOCOL, READY_LIMIT, TRIAL, VARIABLE};
-use crate::socket_activation::Sockets;
+use crate::socket_activation::PassedSockets;
 use bcached_control::failure::{Failure, Kind};
-use bcached_front_nbd::Left;
-use bcached_uring::device::claim::{self, Claim};
+use bcached_front_nbd::HandoffConnection;
+use bcached_uring::device::claim::{self, DeviceClaim};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, getppid, pidfd_open, pidfd_send_signal};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// The daemon that this process takes over from.
 pub struct Predecessor {
-    link: Link,
+    link: DescriptorChannel,
     /// Its process.
     pub pid: u32,
     /// Its pidfd, which tells when all of its threads have ended; `None` if it has ended, or the
@@ -32,13 +32,13 @@ pub struct Predecessor {
 
 /// What the old process has left.
 #[derive(Default)]
-pub struct Taken {
+pub struct InheritedState {
     /// Sockets that another process has bound and passed.
-    pub passed: Sockets,
+    pub passed: PassedSockets,
     /// Client connections.
-    pub connections: Vec<Left>,
+    pub connections: Vec<HandoffConnection>,
     /// The state of the old daemon.
-    pub yours: Yours,
+    pub daemon_state: DaemonState,
 }
 
 /// Returns the daemon that has started this process to take over, if one has. To be called before
@@ -62,7 +62,8 @@ pub fn begun() -> Result<Option<Predecessor>, Failure> {
     let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let process = process.and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok());
     let is_trial = std::env::var_os(TRIAL).is_some();
-    let predecessor = Predecessor { link: Link::of(end), pid, process, is_trial, has_died: OnceLock::new() };
+    let predecessor =
+        Predecessor { link: DescriptorChannel::of(end), pid, process, is_trial, has_died: OnceLock::new() };
     if predecessor.is_others_parent() {
         return Err(wrong(format!(
             "process {pid}, which it is to replace, did not start it directly, and could not end it if the take-over failed"
@@ -79,11 +80,11 @@ impl Predecessor {
     ///
     /// # Errors
     /// The old process goes on; nothing has been opened.
-    pub fn take(&self) -> Result<Taken, Failure> {
-        let mut taken = Taken::default();
+    pub fn take(&self) -> Result<InheritedState, Failure> {
+        let mut taken = InheritedState::default();
         let mut claims = Vec::new();
-        let heard = self.hear(&mut taken, &mut claims).and_then(|yours| {
-            taken.yours = yours.unwrap_or_default();
+        let heard = self.hear(&mut taken, &mut claims).and_then(|daemon_state| {
+            taken.daemon_state = daemon_state.unwrap_or_default();
             claim::inherit(claims)
         });
         heard.map(|()| taken).map_err(|error| {
@@ -93,7 +94,11 @@ impl Predecessor {
     }
 
     /// Receives everything from the old process; `None` if it dies before the end.
-    fn hear(&self, taken: &mut Taken, claims: &mut Vec<Arc<Claim>>) -> io::Result<Option<Yours>> {
+    fn hear(
+        &self,
+        taken: &mut InheritedState,
+        claims: &mut Vec<Arc<DeviceClaim>>,
+    ) -> io::Result<Option<DaemonState>> {
         let hello = Message::Hello { protocol: PROTOCOL, version: env!("CARGO_PKG_VERSION").to_owned() };
         match self.link.send(&hello, &[]) {
             // It has closed its end, which the following receive reports, too.
@@ -121,10 +126,10 @@ impl Predecessor {
             let mut descriptors = descriptors.into_iter();
             let mut one = || descriptors.next().ok_or_else(|| io::Error::other("a descriptor is missing"));
             match message {
-                Message::Claim => claims.push(Claim::from_descriptors(descriptors.collect())?),
+                Message::Claim => claims.push(DeviceClaim::from_descriptors(descriptors.collect())?),
                 Message::Socket(of) => keep(of, one()?, &mut taken.passed)?,
-                Message::Connection(state) => taken.connections.push(Left::new(one()?, state)),
-                Message::Yours(yours) => return Ok(Some(yours)),
+                Message::Connection(state) => taken.connections.push(HandoffConnection::new(one()?, state)),
+                Message::Yours(daemon_state) => return Ok(Some(daemon_state)),
                 _ => return Err(io::Error::other("it sent an unknown message")),
             }
         }

@@ -1,16 +1,16 @@
 //! The side of the old process.
 
-use super::Taken;
-use super::descriptor_channel::{Link, Message, Of, Yours};
+use super::InheritedState;
+use super::descriptor_channel::{DaemonState, DescriptorChannel, Message, SocketPurpose};
 use super::{END_LIMIT, HELLO_LIMIT, KILLED_LIMIT, LOOK, PROTOCOL, READY_LIMIT, TRIAL, VARIABLE};
-use crate::control_server::LeftSockets;
+use crate::control_server::ControlSockets;
 use crate::oom_score;
-use crate::socket_activation::Sockets;
+use crate::socket_activation::PassedSockets;
 use bcached_control::failure::{Failure, Kind};
 use bcached_front_nbd as nbd;
 use bcached_port::socket::inherited::{self, Purpose};
-use bcached_port::socket::{Passed, Whose};
-use bcached_uring::device::claim::{self, Claim};
+use bcached_port::socket::{PassedSocket, SocketOwner};
+use bcached_uring::device::claim::{self, DeviceClaim};
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 /// A process that is to take over. If it is dropped before it has, the process is ended.
 pub struct Successor {
     process: Option<Child>,
-    link: Link,
+    link: DescriptorChannel,
     /// Its version.
     pub version: String,
 }
@@ -49,7 +49,7 @@ impl Successor {
                 .why(why)
                 .next("this daemon continues; its log and that of the other process have details")
         };
-        let (link, theirs) = Link::pair().map_err(|error| cannot(error.to_string()))?;
+        let (link, theirs) = DescriptorChannel::pair().map_err(|error| cannot(error.to_string()))?;
         let mut command = Command::new(program);
         command.args(std::env::args_os().skip(1));
         command.env(VARIABLE, std::process::id().to_string()).stdin(Stdio::from(theirs));
@@ -90,8 +90,8 @@ impl Successor {
     /// # Errors
     /// It does not, and the new process has ended or has been ended: everything belongs to this
     /// process as before.
-    pub fn take(mut self, heritage: &Heritage) -> Result<(), Failure> {
-        match self.pass(heritage) {
+    pub fn take(mut self, released: &ReleasedState) -> Result<(), Failure> {
+        match self.pass(released) {
             Ok(()) => {
                 let pid = self.process.as_ref().map_or(0, Child::id);
                 // To systemd this process was the service's main process.
@@ -108,13 +108,13 @@ impl Successor {
         }
     }
 
-    fn pass(&mut self, heritage: &Heritage) -> Result<(), Failure> {
+    fn pass(&mut self, released: &ReleasedState) -> Result<(), Failure> {
         let cannot = |why: String| {
             Failure::new(Kind::Io, "the new process could not take over")
                 .why(why)
                 .next("this daemon continues; the log has details")
         };
-        heritage.send(&self.link).map_err(|error| cannot(error.to_string()))?;
+        released.send(&self.link).map_err(|error| cannot(error.to_string()))?;
         let deadline = Instant::now() + READY_LIMIT;
         loop {
             match self.link.receive(deadline) {
@@ -192,21 +192,21 @@ impl Drop for Successor {
 }
 
 /// Everything that a daemon leaves behind; none of it is in use.
-pub struct Heritage {
+pub struct ReleasedState {
     /// Of all devices.
-    pub claims: Vec<Arc<Claim>>,
+    pub claims: Vec<Arc<DeviceClaim>>,
     /// The sockets of the control server.
-    pub control: LeftSockets,
+    pub control: ControlSockets,
     /// The NBD sockets and connections.
-    pub nbd: Option<nbd::Leaving>,
+    pub nbd: Option<nbd::Handoff>,
     /// The state of the daemon.
-    pub yours: Yours,
+    pub daemon_state: DaemonState,
     /// Since when clients wait.
     pub since: Instant,
 }
 
-impl Heritage {
-    fn send(&self, link: &Link) -> io::Result<()> {
+impl ReleasedState {
+    fn send(&self, link: &DescriptorChannel) -> io::Result<()> {
         for claim in &self.claims {
             link.send(&Message::Claim, &claim.descriptors())?;
         }
@@ -218,22 +218,23 @@ impl Heritage {
             link.send(&message, &[left.as_fd()])?;
         }
         let paused_seconds = self.since.elapsed().as_secs_f64();
-        link.send(&Message::Yours(Yours { paused_seconds, ..self.yours.clone() }), &[])
+        link.send(&Message::Yours(DaemonState { paused_seconds, ..self.daemon_state.clone() }), &[])
     }
 
-    fn sockets(&self) -> Vec<(Of, &OwnedFd)> {
-        let of = |whose: Whose, passed: Of| match whose {
-            Whose::Ours(file) => Of::Path(file),
-            Whose::SomebodyElses => passed,
+    fn sockets(&self) -> Vec<(SocketPurpose, &OwnedFd)> {
+        let of = |whose: SocketOwner, passed: SocketPurpose| match whose {
+            SocketOwner::Ours(file) => SocketPurpose::Path(file),
+            SocketOwner::Foreign => passed,
         };
-        let LeftSockets { owner, monitor, metrics } = &self.control;
-        let mut sockets = vec![(of(owner.1, Of::PassedControl), &owner.0)];
-        sockets.extend(monitor.iter().map(|monitor| (of(monitor.1, Of::PassedMonitor), &monitor.0)));
-        sockets.extend(metrics.iter().map(|metrics| (Of::Metrics, metrics)));
+        let ControlSockets { owner, monitor, metrics } = &self.control;
+        let mut sockets = vec![(of(owner.1, SocketPurpose::PassedControl), &owner.0)];
+        sockets
+            .extend(monitor.iter().map(|monitor| (of(monitor.1, SocketPurpose::PassedMonitor), &monitor.0)));
+        sockets.extend(metrics.iter().map(|metrics| (SocketPurpose::Metrics, metrics)));
         sockets.extend(self.nbd.iter().flat_map(|nbd| &nbd.sockets).map(|left| {
             let of = match (&left.bound, left.whose) {
-                (nbd::Bound::Tcp(_), Whose::Ours(_)) => Of::NbdTcp,
-                (_, whose) => of(whose, Of::PassedNbd),
+                (nbd::BoundAddress::Tcp(_), SocketOwner::Ours(_)) => SocketPurpose::NbdTcp,
+                (_, whose) => of(whose, SocketPurpose::PassedNbd),
             };
             (of, &left.socket)
         }));
@@ -244,27 +245,27 @@ impl Heritage {
     ///
     /// # Errors
     /// No descriptors are available, or something has changed.
-    pub fn take_back(mut self) -> io::Result<Taken> {
+    pub fn take_back(mut self) -> io::Result<InheritedState> {
         claim::inherit(std::mem::take(&mut self.claims))?;
-        let mut passed = Sockets::default();
+        let mut passed = PassedSockets::default();
         for (of, socket) in self.sockets() {
             keep(of, socket.try_clone()?, &mut passed)?;
         }
         let connections = self.nbd.map_or_else(Vec::new, |nbd| nbd.connections);
-        Ok(Taken { passed, connections, yours: self.yours })
+        Ok(InheritedState { passed, connections, daemon_state: self.daemon_state })
     }
 }
 
 /// Keeps a socket for the code that will listen there.
-pub(super) fn keep(of: Of, socket: OwnedFd, passed: &mut Sockets) -> io::Result<()> {
-    let socket = Passed::new(socket).map_err(io::Error::other)?;
+pub(super) fn keep(of: SocketPurpose, socket: OwnedFd, passed: &mut PassedSockets) -> io::Result<()> {
+    let socket = PassedSocket::new(socket).map_err(io::Error::other)?;
     match of {
-        Of::Path(file) => inherited::keep_unix(socket, file),
-        Of::NbdTcp => inherited::keep_tcp(Purpose::Nbd, socket),
-        Of::Metrics => inherited::keep_tcp(Purpose::Metrics, socket),
-        Of::PassedNbd => passed.nbd.push(Arc::new(socket)),
-        Of::PassedControl => passed.control = Some(socket),
-        Of::PassedMonitor => passed.monitor = Some(socket),
+        SocketPurpose::Path(file) => inherited::keep_unix(socket, file),
+        SocketPurpose::NbdTcp => inherited::keep_tcp(Purpose::Nbd, socket),
+        SocketPurpose::Metrics => inherited::keep_tcp(Purpose::Metrics, socket),
+        SocketPurpose::PassedNbd => passed.nbd.push(Arc::new(socket)),
+        SocketPurpose::PassedControl => passed.control = Some(socket),
+        SocketPurpose::PassedMonitor => passed.monitor = Some(socket),
     }
     Ok(())
 }

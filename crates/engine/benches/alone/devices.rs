@@ -17,7 +17,7 @@ pub const DATA: [u8; 16] = *b"data of a client";
 
 /// Counts of the operations on the devices, and of the queries for the time.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct OpCounts {
     pub cache_reads: u64,
     pub cache_writes: u64,
     pub backing_reads: u64,
@@ -33,7 +33,7 @@ pub struct World {
     devices: [Device; 2],
     now: u64,
     ended: Vec<Completion>,
-    asked: Asked,
+    asked: OpCounts,
     times: Cell<u64>,
 }
 
@@ -98,7 +98,7 @@ impl World {
     pub fn new(cache_bytes: u64, backing_bytes: u64) -> Rc<RefCell<Self>> {
         let cache = Device::new(cache_bytes / SECTOR_BYTES as u64, size(cache_bytes));
         let backing = Device::new(backing_bytes / SECTOR_BYTES as u64, 16 * BLOCK_BYTES);
-        let (ended, asked) = (Vec::with_capacity(1024), Asked::default());
+        let (ended, asked) = (Vec::with_capacity(1024), OpCounts::default());
         Rc::new(RefCell::new(Self { devices: [cache, backing], now: 0, ended, asked, times: Cell::new(0) }))
     }
 
@@ -108,7 +108,7 @@ impl World {
     }
 
     /// Returns the counts so far.
-    pub const fn asked(&self) -> Asked {
+    pub const fn asked(&self) -> OpCounts {
         let mut asked = self.asked;
         asked.times = self.times.get();
         asked

@@ -1,15 +1,15 @@
 //! A newly formatted set on devices in memory, with one volume and its clients.
 
-use super::devices::{Asked, BLOCK_BYTES, DATA, InlineDriver, World};
+use super::devices::{BLOCK_BYTES, DATA, InlineDriver, OpCounts, World};
 use bcached_engine::{
-    Asker, Begun, CacheSet, Client, Options, Reply, Request, Status, VolumeId, VolumeOptions,
+    CacheSet, ClientId, Options, Reply, Request, Requester, Status, Submission, VolumeId, VolumeOptions,
 };
 use bcached_env::rng::Rng;
 use bcached_env::sync::Notify;
-use bcached_env::{Buffer, DiskId, Env, Executor, Order, Payload};
+use bcached_env::{Buffer, DiskId, Env, Executor, Payload, RunOrder};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
 use bcached_format::{
-    BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, Replacement, Uuid,
+    BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, ReplacementPolicy, Uuid,
 };
 use bcached_uring::note::{MappedNote, NOTE_BYTES, NoteIdentity};
 use std::cell::{Cell, RefCell};
@@ -64,7 +64,7 @@ impl Stage {
             block_sectors: BLOCK_SECTORS,
             bucket_sectors: BUCKET_SECTORS,
             discard: false,
-            replacement: Replacement::Lru,
+            replacement: ReplacementPolicy::Lru,
         });
         let backing = BackingSuperblock::format(BackingFormat {
             uuid: Uuid([3; 16]),
@@ -85,7 +85,7 @@ impl Stage {
         let identity = NoteIdentity { boot: [4; 16], set: set_uuid.0 };
         let note = MappedNote::open(&place.path().join("note"), &identity, NOTE_BYTES).expect("a note");
         let driver = Box::new(InlineDriver(Rc::clone(world)));
-        let mut executor = Executor::new(driver, Order::Fifo, 1);
+        let mut executor = Executor::new(driver, RunOrder::Fifo, 1);
         let volume =
             VolumeOptions { sequential_cutoff: 0, writeback_running: false, ..VolumeOptions::default() };
         let options = Options { volume, ..Options::default() };
@@ -129,7 +129,7 @@ impl Stage {
     }
 
     /// Returns what the devices have been asked for so far.
-    pub fn asked(&self) -> Asked {
+    pub fn asked(&self) -> OpCounts {
         self.world.borrow().asked()
     }
 }
@@ -147,11 +147,11 @@ impl Clients {
             Kind::Read => Request::Read { sector, buffer },
             Kind::Write => Request::Write { sector, payload: self.payload.clone(), fua: false },
         };
-        let asker: Rc<dyn Asker> = Rc::<Self>::clone(&self);
-        match self.set.ask(Client::default(), self.volume, request, &asker, number) {
-            Begun::UnderWay => {}
-            Begun::Refused(reply) => self.answered(number, reply),
-            Begun::InSteps(rest) => {
+        let requester: Rc<dyn Requester> = Rc::<Self>::clone(&self);
+        match self.set.ask(ClientId::default(), self.volume, request, &requester, number) {
+            Submission::InFlight => {}
+            Submission::Refused(reply) => self.answered(number, reply),
+            Submission::NeedsTask(rest) => {
                 let (set, env) = (self.set.clone(), self.env.clone());
                 env.spawn(async move { self.answered(number, set.serve_rest(rest).await) });
             }
@@ -159,7 +159,7 @@ impl Clients {
     }
 }
 
-impl Asker for Clients {
+impl Requester for Clients {
     fn answered(self: Rc<Self>, number: usize, reply: Reply) {
         assert!(reply.result.is_ok(), "{:?}", reply.result);
         self.go_on(number, reply.buffer.unwrap_or_default());

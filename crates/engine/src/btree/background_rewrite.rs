@@ -7,9 +7,9 @@
 
 use crate::btree::Need;
 use crate::btree::budget::REWRITE_NODES;
-use crate::btree::split::{self, Step};
+use crate::btree::split::{self, RewriteOutcome};
 use crate::error::Error;
-use crate::set::{CacheSet, Duty};
+use crate::set::{CacheSet, TaskKind};
 use crate::space::allocator;
 use crate::state::State;
 use alloc::rc::Rc;
@@ -25,9 +25,9 @@ pub fn begin(set: &CacheSet, at: Position) {
     if set.with(|s| s.journal.is_replaying()) {
         return;
     }
-    set.spawn(Duty::Rewriting, move |set| async move {
+    set.spawn(TaskKind::Rewriting, move |set| async move {
         // A full parent is rewritten first.
-        while let Ok(Step::Parent) = split::step(&set, at, split::leaf_nearly_full).await {}
+        while let Ok(RewriteOutcome::Parent) = split::step(&set, at, split::leaf_nearly_full).await {}
         set.signals().node_progress.notify_all();
     });
 }
@@ -40,19 +40,19 @@ pub async fn make_room(set: &CacheSet, at: Position, words: usize) -> Result<(),
     }
     loop {
         match step(set, at, words).await? {
-            Some(Step::Done) | None => return Ok(()),
-            Some(Step::Parent) => {}
-            Some(Step::NoBuckets) => allocator::metadata_comes(set, REWRITE_NODES).await?,
+            Some(RewriteOutcome::Done) | None => return Ok(()),
+            Some(RewriteOutcome::Parent) => {}
+            Some(RewriteOutcome::NoBuckets) => allocator::metadata_comes(set, REWRITE_NODES).await?,
         }
     }
 }
 
 /// Takes one step towards room for `words` more words at `at` and returns its outcome; `None` as
 /// soon as there is room.
-pub async fn step(set: &CacheSet, at: Position, words: usize) -> Result<Option<Step>, Error> {
+pub async fn step(set: &CacheSet, at: Position, words: usize) -> Result<Option<RewriteOutcome>, Error> {
     let outcome = Rc::new(Cell::new(None));
     let told = Rc::clone(&outcome);
-    set.spawn(Duty::Rewriting, move |set| async move {
+    set.spawn(TaskKind::Rewriting, move |set| async move {
         told.set(Some(split::step(&set, at, |s, path| split::leaf_full(s, path, words)).await));
         set.signals().node_progress.notify_all();
     });
@@ -71,6 +71,6 @@ impl State {
     /// Returns whether the leaf for `at` has room for `words` more words, or its rewrite has begun.
     /// A leaf that is not in memory may still be full.
     fn is_rewritten(&mut self, at: Position, words: usize) -> bool {
-        matches!(self.leaf_to_change(at, words), Ok(_) | Err(Need::Gate))
+        matches!(self.leaf_to_change(at, words), Ok(_) | Err(Need::BeingSplit))
     }
 }

@@ -12,15 +12,15 @@
 //!   `btree::frozen_ranges`.
 //! - A contradiction fails the set, just as it would have refused the start.
 
-use crate::btree::{load, walk_frontier::Step};
+use crate::btree::{load, walk_frontier::WalkOutcome};
 use crate::cpu_cost::VISIT_MAX;
 use crate::error::Error;
 use crate::phases::Phase;
 use crate::set::CacheSet;
-use crate::space::{Usage, summaries};
+use crate::space::{BucketUsage, summaries};
 use crate::state::State;
 use crate::volume::{Volume, VolumeId, record};
-use crate::writeback::stall_reason::WritebackTrouble;
+use crate::writeback::stall_reason::WritebackError;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use bcached_format::{BackingState, BucketId};
@@ -82,12 +82,12 @@ async fn count(set: &CacheSet) -> Result<(), Error> {
         // Nodes that pass their checks but contradict each other are worse than a damaged node.
         let counted = set.attempt(State::count_piece).await?.map_err(|error| set.fail(error))?;
         match counted {
-            Step::Leaf => {}
-            Step::Border => {
+            WalkOutcome::Leaf => {}
+            WalkOutcome::Border => {
                 load::together(set, |s, most| (s.leaves_ahead(most).unwrap_or_default(), ())).await;
                 set.env().yield_now().await;
             }
-            Step::End => {
+            WalkOutcome::End => {
                 finish(set).await;
                 break;
             }
@@ -162,8 +162,8 @@ impl State {
     /// Marks a bucket of unknown usage as a data bucket: it holds no metadata.
     fn holds_data(&mut self, id: BucketId) {
         // Its node may have been freed meanwhile.
-        if self.buckets.get(id).usage == Usage::Unknown {
-            self.buckets.set_usage(id, Usage::Data);
+        if self.buckets.get(id).usage == BucketUsage::Unknown {
+            self.buckets.set_usage(id, BucketUsage::Data);
         }
     }
 }
@@ -172,7 +172,7 @@ impl State {
 async fn by_age(set: &CacheSet) -> BTreeMap<u64, Vec<u32>> {
     let mut by_age: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
     set.each_bucket(|s, id, bucket| {
-        if bucket.usage == Usage::Unknown {
+        if bucket.usage == BucketUsage::Unknown {
             let index =
                 u32::try_from(id.index).expect("a table is not made for more buckets than fit 32 bits");
             by_age.entry(s.buckets.touched(id)).or_default().push(index);
@@ -189,7 +189,7 @@ fn is_outdated(s: &mut State, id: VolumeId) -> bool {
     let Some(volume) = s.volumes.get_mut(id).filter(|volume| volume.must_be_clean) else { return false };
     let (sectors, error) = (volume.sectors, Error::OlderBacking);
     (volume.is_outdated, volume.stands_still) = (true, true);
-    volume.writeback_trouble = Some(WritebackTrouble { sector: 0, sectors, error });
+    volume.writeback_trouble = Some(WritebackError { sector: 0, sectors, error });
     true
 }
 

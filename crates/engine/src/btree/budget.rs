@@ -31,7 +31,7 @@ const LEVELS_AHEAD: u8 = 4;
 
 /// How a budget is shared out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Shares {
+pub struct NodeBudget {
     /// The most memory that a node takes, in bytes.
     pub node_bytes: usize,
     /// Number of nodes that may be held across waits.
@@ -42,7 +42,7 @@ pub struct Shares {
     pub node_sectors: u64,
 }
 
-impl Shares {
+impl NodeBudget {
     /// Shares out `budget` bytes for a tree whose root is at `level` and whose nodes have at most
     /// `node_sectors` sectors.
     ///
@@ -59,7 +59,7 @@ impl Shares {
     /// Shares out another budget for the same node size.
     ///
     /// # Errors
-    /// As for [`Shares::new`].
+    /// As for [`NodeBudget::new`].
     pub fn with_budget(&self, budget: usize, level: u8) -> Result<Self, Error> {
         Self::new(budget, self.node_sectors, level)
     }
@@ -123,13 +123,13 @@ mod tests {
     fn the_least_budget_holds_an_attempt_a_rewrite_and_the_root() {
         for (node_sectors, level) in [(8, 0), (512, 2), (2048, 9)] {
             let least = node_budget_min(node_sectors, level);
-            let shares = Shares::new(least, node_sectors, level).expect("it suffices");
+            let shares = NodeBudget::new(least, node_sectors, level).expect("it suffices");
             let ahead = level_ahead(level);
             assert!(ahead > level);
             let needed = attempt_tickets(ahead) + rewrite_tickets(ahead);
             assert_eq!(shares.tickets, needed);
             assert!((shares.tickets + 1) * shares.node_bytes <= least, "tickets and the root fit the budget");
-            let refused = Shares::new(least - 1, node_sectors, level);
+            let refused = NodeBudget::new(least - 1, node_sectors, level);
             assert_eq!(refused, Err(Error::NodeBudget { budget: least - 1, needed: least }));
             assert!(shares.check(ahead + 1).is_err(), "a taller tree than was shared out for");
         }
@@ -137,7 +137,8 @@ mod tests {
 
     #[test]
     fn usual_nodes_leave_the_default_budget_with_tickets_for_a_deep_queue() {
-        let shares = Shares::new(crate::Options::default().node_budget_bytes, 512, 1).expect("it suffices");
+        let shares =
+            NodeBudget::new(crate::Options::default().node_budget_bytes, 512, 1).expect("it suffices");
         assert!(shares.tickets >= 64, "{} tickets", shares.tickets);
     }
 }

@@ -6,8 +6,8 @@
 //! only through [`NodeCache::change`], after room has been made for it. A node is evicted only if
 //! it is not pinned, has nothing unwritten, and has not been used for a while.
 
-use crate::btree::dirty_leaves::Unwritten;
-use crate::btree::pointer_index::ByPointer;
+use crate::btree::dirty_leaves::DirtyLeaves;
+use crate::btree::pointer_index::PointerIndex;
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::rc::Rc;
@@ -15,18 +15,18 @@ use alloc::vec::Vec;
 use bcached_env::Time;
 use bcached_env::sync::Notify;
 use bcached_format::{Key, Pointer};
-use bcached_node::{Node, Place};
+use bcached_node::{KeyCursor, Node};
 use core::cell::Cell;
 use slab::Slab;
 
 /// Keeps a node in memory. Dropping a pin needs no access to the state.
-pub struct Pin {
+pub struct NodePin {
     slot: usize,
     count: Rc<Cell<u32>>,
     freed: Rc<Notify>,
 }
 
-impl Pin {
+impl NodePin {
     /// Returns the node's slot in the cache, valid while the pin is held.
     #[must_use]
     pub const fn slot(&self) -> usize {
@@ -34,7 +34,7 @@ impl Pin {
     }
 }
 
-impl Drop for Pin {
+impl Drop for NodePin {
     fn drop(&mut self) {
         self.count.set(self.count.get() - 1);
         if self.count.get() == 0 {
@@ -45,13 +45,13 @@ impl Drop for Pin {
 
 /// Memory reserved for a node in flight. Dropping it gives the memory back.
 #[must_use = "dropping it gives the memory back"]
-pub struct Reserved {
+pub struct MemoryReservation {
     bytes: usize,
     all: Rc<Cell<usize>>,
     freed: Rc<Notify>,
 }
 
-impl Drop for Reserved {
+impl Drop for MemoryReservation {
     fn drop(&mut self) {
         self.all.set(self.all.get() - self.bytes);
         self.freed.notify_all();
@@ -59,18 +59,18 @@ impl Drop for Reserved {
 }
 
 /// Whether a node is written, and how changes to it are handled. Readers are never blocked.
-pub enum Gate {
+pub enum NodeState {
     /// The node takes keys, and is written when that is due.
     Open,
     /// Fresh nodes are about to replace it, and it is not written any more. The keys that it takes
     /// are kept for them.
-    Closing(Box<Late>),
+    Closing(Box<LateKeys>),
     /// The node has replaced others, which a crash would bring back. It takes keys, which only the
     /// journal holds, and is not written.
     Unlinked,
 }
 
-impl Gate {
+impl NodeState {
     /// Returns true if the node is neither being replaced nor replacing another.
     #[must_use]
     pub const fn is_open(&self) -> bool {
@@ -79,7 +79,7 @@ impl Gate {
 }
 
 /// Keys for the nodes that replace a leaf.
-pub struct Late {
+pub struct LateKeys {
     /// The keys, in order of arrival.
     pub keys: Vec<Key>,
     /// How many of them the new nodes already have.
@@ -94,7 +94,7 @@ pub struct Late {
 pub struct CachedNode {
     node: Node,
     /// Whether the node is written, and how changes to it are handled.
-    pub gate: Gate,
+    pub state: NodeState,
     /// A bset of the node is in flight to the device.
     pub writing: bool,
     /// The journal entry of its oldest key that is not yet in flight to the device.
@@ -128,11 +128,11 @@ impl CachedNode {
     /// Returns true for a leaf with pending keys that is neither being written nor being replaced.
     #[must_use]
     pub fn is_writable(&self) -> bool {
-        self.node.is_leaf() && self.node.has_pending() && !self.writing && self.gate.is_open()
+        self.node.is_leaf() && self.node.has_pending() && !self.writing && self.state.is_open()
     }
 
     fn is_evictable(&self) -> bool {
-        self.pins.get() == 0 && !self.node.has_pending() && !self.writing && self.gate.is_open()
+        self.pins.get() == 0 && !self.node.has_pending() && !self.writing && self.state.is_open()
     }
 
     fn memory_bytes(&self) -> usize {
@@ -141,13 +141,13 @@ impl CachedNode {
 }
 
 /// The outcome of a request for a node.
-pub enum Found {
+pub enum NodeLookup {
     /// The node is in memory.
-    Here(Pin),
+    Here(NodePin),
     /// Another task is loading it: wait for the cache's notification.
     Loading,
     /// The caller loads it; the memory is reserved.
-    Load(Reserved),
+    Load(MemoryReservation),
     /// No memory until a node is unpinned or written.
     Full,
 }
@@ -155,17 +155,17 @@ pub enum Found {
 /// A leaf that was found for a position. It is the leaf for that position as long as the tree keeps
 /// its shape and all its nodes stay in memory.
 #[derive(Clone, Copy, Debug)]
-pub struct Leaf {
+pub struct LeafHint {
     slot: usize,
     shape: u64,
     /// The place in the leaf when it was found.
-    place: Place,
+    place: KeyCursor,
 }
 
-impl Leaf {
+impl LeafHint {
     /// Returns where the position was in the leaf; it may have moved since.
     #[must_use]
-    pub const fn place(self) -> Place {
+    pub const fn place(self) -> KeyCursor {
         self.place
     }
 }
@@ -175,9 +175,9 @@ pub struct NodeCache {
     nodes: Slab<CachedNode>,
     /// Counts nodes that are added or removed, and changes of a node's children.
     shape: u64,
-    by_pointer: ByPointer,
+    by_pointer: PointerIndex,
     loading: BTreeSet<u64>,
-    unwritten: Unwritten,
+    unwritten: DirtyLeaves,
     /// A leaf with more pending bytes than this is due to be written.
     pending_bytes_max: usize,
     /// The clock hand of eviction. It goes round and spares each node once that was used since it
@@ -208,9 +208,9 @@ impl NodeCache {
         Self {
             nodes: Slab::new(),
             shape: 0,
-            by_pointer: ByPointer::default(),
+            by_pointer: PointerIndex::default(),
             loading: BTreeSet::new(),
-            unwritten: Unwritten::default(),
+            unwritten: DirtyLeaves::default(),
             pending_bytes_max,
             hand: 0,
             budget,
@@ -264,14 +264,14 @@ impl NodeCache {
 
     /// Remembers the leaf in `slot`, and `place` in it, for a caller that comes back to it.
     #[must_use]
-    pub const fn remember(&self, slot: usize, place: Place) -> Leaf {
-        Leaf { slot, shape: self.shape, place }
+    pub const fn remember(&self, slot: usize, place: KeyCursor) -> LeafHint {
+        LeafHint { slot, shape: self.shape, place }
     }
 
     /// Returns the slot of a remembered leaf if it is certain to be still the leaf for its
     /// position. Counts as a use.
     #[inline]
-    pub fn again(&mut self, leaf: Leaf) -> Option<usize> {
+    pub fn again(&mut self, leaf: LeafHint) -> Option<usize> {
         if leaf.shape != self.shape {
             return None;
         }
@@ -332,10 +332,10 @@ impl NodeCache {
 
     /// Pins the node in `slot`.
     #[must_use]
-    pub fn pin(&self, slot: usize) -> Pin {
+    pub fn pin(&self, slot: usize) -> NodePin {
         let count = Rc::clone(&self.nodes[slot].pins);
         count.set(count.get() + 1);
-        Pin { slot, count, freed: Rc::clone(&self.freed) }
+        NodePin { slot, count, freed: Rc::clone(&self.freed) }
     }
 
     /// Records that the leaf in `slot` has been given a key to write. Returns true if it had none.
@@ -369,7 +369,7 @@ impl NodeCache {
 
     /// Returns the leaves that have something to write.
     #[must_use]
-    pub const fn unwritten(&self) -> &Unwritten {
+    pub const fn unwritten(&self) -> &DirtyLeaves {
         &self.unwritten
     }
 
@@ -380,16 +380,16 @@ impl NodeCache {
 
     /// Looks for the node at `pointer`. If it is not in memory, reserves memory and marks it as
     /// loading.
-    pub fn request(&mut self, pointer: Pointer) -> Found {
+    pub fn request(&mut self, pointer: Pointer) -> NodeLookup {
         if let Some(slot) = self.find(pointer) {
-            return Found::Here(self.pin(slot));
+            return NodeLookup::Here(self.pin(slot));
         }
         if self.loading.contains(&pointer.word()) {
-            return Found::Loading;
+            return NodeLookup::Loading;
         }
-        let Some(reserved) = self.reserve(self.node_bytes) else { return Found::Full };
+        let Some(reserved) = self.reserve(self.node_bytes) else { return NodeLookup::Full };
         self.loading.insert(pointer.word());
-        Found::Load(reserved)
+        NodeLookup::Load(reserved)
     }
 
     /// Returns whether a task is reading the node.
@@ -405,7 +405,7 @@ impl NodeCache {
     }
 
     /// Ends a load: enters the node and pins it.
-    pub fn loaded(&mut self, node: Node, pointer: Pointer, reserved: Reserved) -> Pin {
+    pub fn loaded(&mut self, node: Node, pointer: Pointer, reserved: MemoryReservation) -> NodePin {
         let was_loading = self.loading.remove(&pointer.word());
         assert!(was_loading, "a load was announced");
         let slot = self.enter(node, pointer, reserved);
@@ -414,20 +414,20 @@ impl NodeCache {
 
     /// Reserves `bytes`; returns `None` if they are not available now.
     #[must_use]
-    pub fn reserve(&mut self, bytes: usize) -> Option<Reserved> {
+    pub fn reserve(&mut self, bytes: usize) -> Option<MemoryReservation> {
         if !self.make_room(bytes, None) {
             return None;
         }
         self.reserved.set(self.reserved.get() + bytes);
         self.settle();
-        Some(Reserved { bytes, all: Rc::clone(&self.reserved), freed: Rc::clone(&self.freed) })
+        Some(MemoryReservation { bytes, all: Rc::clone(&self.reserved), freed: Rc::clone(&self.freed) })
     }
 
     /// Enters a node for which memory was reserved.
-    pub fn enter(&mut self, node: Node, pointer: Pointer, reserved: Reserved) -> usize {
+    pub fn enter(&mut self, node: Node, pointer: Pointer, reserved: MemoryReservation) -> usize {
         let cached = CachedNode {
             node,
-            gate: Gate::Open,
+            state: NodeState::Open,
             writing: false,
             pending_since: None,
             writing_since: None,
@@ -463,7 +463,7 @@ impl NodeCache {
     /// order.
     pub fn unwritten_unpinned(&self) -> impl Iterator<Item = usize> + '_ {
         let wanted = |cached: &CachedNode| {
-            cached.pins.get() == 0 && cached.node.has_pending() && !cached.writing && cached.gate.is_open()
+            cached.pins.get() == 0 && cached.node.has_pending() && !cached.writing && cached.state.is_open()
         };
         let places = self.nodes.capacity();
         let round = (0..places).map(move |step| (self.hand + step) % places);

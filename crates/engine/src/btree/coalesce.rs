@@ -19,17 +19,17 @@
 //!   complete, both old nodes are valid, together with their journal entries. From then on neither
 //!   is, as its freeing keys record.
 
-use crate::btree::cache::{Pin, Reserved};
-use crate::btree::replace::{self, Fresh, FreshNode};
-use crate::btree::{Child, load, split};
+use crate::btree::cache::{MemoryReservation, NodePin};
+use crate::btree::replace::{self, FreshNode, FreshNodes};
+use crate::btree::{NodeRef, load, split};
 use crate::cpu_cost::PIECE_KEYS;
 use crate::error::Error;
 use crate::phases::Phase;
 use crate::set::CacheSet;
-use crate::space::Usage;
+use crate::space::BucketUsage;
 use crate::state::{BTREE_RESERVE, State};
 use bcached_format::{BucketId, Position};
-use bcached_node::{Living, belong_together};
+use bcached_node::{LiveKeys, belong_together};
 
 /// Coalesces the node at `level` for `at` with its right neighbour, if both are sparse enough.
 /// Returns true if the tree has changed; there may then be more to do at the same place.
@@ -62,12 +62,12 @@ pub async fn coalesce(set: &CacheSet, (at, level): (Position, u8)) -> Result<boo
 /// Loads the right neighbour of the last node of `path`, which is not the root. Returns `None` if
 /// they have different parents. A neighbour that cannot be read is left alone, and is recorded as
 /// unreadable.
-async fn load_neighbour(set: &CacheSet, path: &[Pin]) -> Result<Option<Pin>, Error> {
+async fn load_neighbour(set: &CacheSet, path: &[NodePin]) -> Result<Option<NodePin>, Error> {
     let neighbour = set.with(|s| {
         let left = s.nodes.get(path[path.len() - 1].slot()).node();
         let parent = s.nodes.get(path[path.len() - 2].slot()).node();
         // A node's range ends at its position; what starts there belongs to the neighbour.
-        parent.child_for(left.position()).map(|key| Child { key: *key, level: left.level() })
+        parent.child_for(left.position()).map(|key| NodeRef { key: *key, level: left.level() })
     });
     let Some(child) = neighbour else { return Ok(None) };
     match load::load(set, child).await {
@@ -102,7 +102,7 @@ fn has_border(s: &mut State, left: usize, right: usize) -> bool {
     let node = s.nodes.get(right).node();
     let checked = if node.is_leaf() { node.check_extents(border) } else { node.check_children(border) };
     s.work.pass(if node.is_leaf() { 1 } else { node.len() });
-    let child = Child { key: *node.own(), level: node.level() };
+    let child = NodeRef { key: *node.own(), level: node.level() };
     checked.map_err(|error| s.meets_unreadable(child, &load::damaged(child, error))).is_ok()
 }
 
@@ -112,9 +112,11 @@ async fn merge(set: &CacheSet, parent: usize, old: [usize; 2]) -> Result<bool, E
     let memory = load::set_aside(set, set.inner.shares.get().node_bytes).await?;
     let growth = set.with(|s| s.nodes.get(parent).node().replace_growth_bytes_max(2, 1));
     let parent_memory = load::set_aside(set, growth).await?;
-    let Some(bucket) = set.with(|s| s.buckets.take(Usage::Meta, BTREE_RESERVE)) else { return Ok(false) };
+    let Some(bucket) = set.with(|s| s.buckets.take(BucketUsage::Meta, BTREE_RESERVE)) else {
+        return Ok(false);
+    };
     replace::gate(set, &old, |_| 0).await?;
-    let mut living = Living::default();
+    let mut living = LiveKeys::default();
     for slot in old {
         replace::gather(set, slot, &mut living).await;
     }
@@ -137,12 +139,12 @@ async fn build(
     set: &CacheSet,
     right: usize,
     bucket: BucketId,
-    (living, memory): (&Living, Reserved),
-) -> Fresh {
+    (living, memory): (&LiveKeys, MemoryReservation),
+) -> FreshNodes {
     let (own, level) = set.with(|s| {
         let node = s.nodes.get(right).node();
         (replace::node_key(s, bucket, node.position()), node.level())
     });
     let (node, first) = replace::make(set, own, level, (living.keys(), living.words())).await;
-    Fresh { nodes: alloc::vec![FreshNode { node, first, memory }], children: 1 }
+    FreshNodes { nodes: alloc::vec![FreshNode { node, first, memory }], children: 1 }
 }

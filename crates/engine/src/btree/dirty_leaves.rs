@@ -8,7 +8,7 @@ use bcached_env::Time;
 
 /// The leaves, by slot.
 #[derive(Default)]
-pub struct Unwritten {
+pub struct DirtyLeaves {
     /// By the arrival of the oldest unwritten key.
     by_age: BTreeSet<(Time, usize)>,
     /// By the journal entry of the oldest unwritten journalled key.
@@ -17,7 +17,7 @@ pub struct Unwritten {
     large: BTreeSet<usize>,
 }
 
-impl Unwritten {
+impl DirtyLeaves {
     /// Moves the leaf in `slot` from age `before` to `now`: the arrival of its oldest unwritten
     /// key, or `None` if it has none.
     pub fn ages(&mut self, slot: usize, before: Option<Time>, now: Option<Time>) {
@@ -88,13 +88,13 @@ mod tests {
 
     #[test]
     fn what_is_due_is_found_without_the_rest() {
-        let mut unwritten = Unwritten::default();
+        let mut unwritten = DirtyLeaves::default();
         for slot in 0..100 {
             unwritten.ages(slot, None, Some(Time(1000 + slot as u64)));
             unwritten.waits(slot, None, Some(200 - slot as u64));
         }
         unwritten.weighs(50, true);
-        let due = |unwritten: &Unwritten, entry, age| {
+        let due = |unwritten: &DirtyLeaves, entry, age| {
             unwritten.due(entry, |since| since <= Time(age)).collect::<Vec<_>>()
         };
         assert_eq!(due(&unwritten, 0, 0), [50]);

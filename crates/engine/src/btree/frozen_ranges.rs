@@ -11,10 +11,10 @@
 //! - A volume with a part in the range counts as clean only if its superblock says so
 //!   ([`State::is_clean`]).
 //! - No bucket that may hold data of the range is reclaimed. Its buckets are known only from their
-//!   summaries, so buckets without a summary stay as they are (`Usage::Unknown`).
+//!   summaries, so buckets without a summary stay as they are (`BucketUsage::Unknown`).
 
 use crate::btree::Need;
-use crate::btree::unreadable::Kept;
+use crate::btree::unreadable::FailedNode;
 use crate::error::Error;
 use crate::space::reserve;
 use crate::state::State;
@@ -27,11 +27,11 @@ const RANGES_MAX: usize = 32;
 
 /// The frozen ranges.
 #[derive(Default)]
-pub struct Frozen {
-    ranges: Vec<Kept>,
+pub struct FrozenRanges {
+    ranges: Vec<FailedNode>,
 }
 
-impl Frozen {
+impl FrozenRanges {
     /// Returns true if no range is frozen.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
@@ -45,7 +45,7 @@ impl Frozen {
     }
 
     /// Iterates over the ranges.
-    pub fn iter(&self) -> impl Iterator<Item = &Kept> {
+    pub fn iter(&self) -> impl Iterator<Item = &FailedNode> {
         self.ranges.iter()
     }
 
@@ -58,7 +58,7 @@ impl Frozen {
     /// Returns an error if a frozen range may hide data of volume `inode`.
     #[must_use]
     pub fn hides(&self, inode: Inode) -> Option<Error> {
-        let may_hold = |range: &&Kept| {
+        let may_hold = |range: &&FailedNode| {
             let low = range.low.unwrap_or(Position::ZERO);
             (low.inode..=range.child.key.inode).contains(&inode)
         };
@@ -81,7 +81,7 @@ impl Frozen {
     ///
     /// # Errors
     /// The error of the range itself, if there are too many.
-    pub fn add(&mut self, range: Kept) -> Result<(), Error> {
+    pub fn add(&mut self, range: FailedNode) -> Result<(), Error> {
         if self.ranges.len() == RANGES_MAX {
             return Err(range.error);
         }
@@ -90,12 +90,12 @@ impl Frozen {
     }
 }
 
-fn meets(range: &Kept, extent: &Extent) -> bool {
+fn meets(range: &FailedNode, extent: &Extent) -> bool {
     overlap(range, extent.position(), Position { offset: extent.end(), ..extent.position() })
 }
 
 /// An extent belongs to a range if it ends after the range's start and begins before its end.
-fn overlap(range: &Kept, start: Position, end: Position) -> bool {
+fn overlap(range: &FailedNode, start: Position, end: Position) -> bool {
     range.low.unwrap_or(Position::ZERO) < end && start < range.child.key.position()
 }
 
@@ -110,7 +110,7 @@ impl State {
             return Ok(false);
         }
         self.pass_by(child)?;
-        self.frozen.add(Kept { child, low: Some(low), error: error.clone() })?;
+        self.frozen.add(FailedNode { child, low: Some(low), error: error.clone() })?;
         // Its keys in the journal stay there. Any other obstacle for journalled keys is found
         // again.
         self.overlay.tried(None);

@@ -1,10 +1,10 @@
 //! Loads a node into memory within the budget and verifies it. All tasks that wait for the same
 //! node share one read.
 
-use crate::btree::cache::{Found, Pin, Reserved};
-use crate::btree::{Child, write};
+use crate::btree::cache::{MemoryReservation, NodeLookup, NodePin};
+use crate::btree::{NodeRef, write};
 use crate::cpu_cost::{READ_STEP_KEYS, READ_STEP_NS, VISIT_MAX, find_ns};
-use crate::error::{Doing, Error};
+use crate::error::{Error, ErrorContext};
 use crate::set::CacheSet;
 use crate::state::State;
 use alloc::boxed::Box;
@@ -22,7 +22,7 @@ const TICKET_SHARE: usize = 4;
 /// Reads leaves together that a caller is about to visit. `choose` selects them, at most as many as
 /// it is told, and also returns a result for the caller. An error is ignored here; the caller sees
 /// it again when it visits the leaf.
-pub async fn together<T>(set: &CacheSet, choose: impl FnOnce(&mut State, usize) -> (Vec<Child>, T)) -> T {
+pub async fn together<T>(set: &CacheSet, choose: impl FnOnce(&mut State, usize) -> (Vec<NodeRef>, T)) -> T {
     let most = (set.inner.shares.get().tickets / TICKET_SHARE).clamp(1, TOGETHER_MAX);
     let (leaves, other) = set.with(|s| choose(s, most));
     if !leaves.is_empty() {
@@ -34,7 +34,7 @@ pub async fn together<T>(set: &CacheSet, choose: impl FnOnce(&mut State, usize) 
 
 /// Loads the node of `child` and pins it. This also works in a set that has failed, as long as no
 /// memory need be freed.
-pub async fn load(set: &CacheSet, child: Child) -> Result<Pin, Error> {
+pub async fn load(set: &CacheSet, child: NodeRef) -> Result<NodePin, Error> {
     let pointer = child.pointer();
     let reserved = loop {
         let found = set.with(|s| match s.frozen.error_of(pointer) {
@@ -42,10 +42,10 @@ pub async fn load(set: &CacheSet, child: Child) -> Result<Pin, Error> {
             None => Ok(s.nodes.request(pointer)),
         });
         match found? {
-            Found::Here(pin) => return Ok(pin),
-            Found::Load(reserved) => break reserved,
-            Found::Loading => set.signals().node_memory.wait().await,
-            Found::Full => {
+            NodeLookup::Here(pin) => return Ok(pin),
+            NodeLookup::Load(reserved) => break reserved,
+            NodeLookup::Loading => set.signals().node_memory.wait().await,
+            NodeLookup::Full => {
                 set.check_alive()?;
                 write::relieve(set);
                 set.signals().node_memory.wait().await;
@@ -71,7 +71,7 @@ pub async fn load(set: &CacheSet, child: Child) -> Result<Pin, Error> {
 }
 
 /// Reads and verifies a node, without entering it in the cache.
-pub async fn read(set: &CacheSet, child: Child) -> Result<Node, Error> {
+pub async fn read(set: &CacheSet, child: NodeRef) -> Result<Node, Error> {
     let geometry = set.with(|s| s.geometry);
     if child.key.sectors() > set.inner.shares.get().node_sectors {
         return Err(Error::Inconsistent("a btree node is larger than the node size of its set"));
@@ -132,7 +132,7 @@ async fn learn(set: &CacheSet, node: &Node) -> Result<(), Error> {
 }
 
 /// Returns a lower bound of how many blocks of a node are durable.
-pub fn durable_blocks(set: &CacheSet, child: Child) -> u32 {
+pub fn durable_blocks(set: &CacheSet, child: NodeRef) -> u32 {
     set.with(|s| s.buckets.durable_blocks(child.pointer()))
 }
 
@@ -140,13 +140,13 @@ pub fn durable_blocks(set: &CacheSet, child: Child) -> u32 {
 /// children are still in it. Other tasks run between the steps.
 pub async fn read_from(
     (env, disk): (&Env, &Disk),
-    child: Child,
+    child: NodeRef,
     geometry: &Geometry,
     durable: u32,
 ) -> Result<Node, Error> {
     let bytes = usize::try_from(child.key.sectors() * 512).expect("a node is small");
     let (result, buffer) = disk.read(child.pointer().sector(), Buffer::zeroed(bytes)).await;
-    result.map_err(Error::io(Doing::Node))?;
+    result.map_err(Error::io(ErrorContext::Node))?;
     let reader = NodeReader::new(child.key, child.level, geometry, buffer.as_slice());
     let mut reader = reader.map_err(|source| damaged(child, source))?;
     loop {
@@ -163,12 +163,12 @@ pub async fn read_from(
 }
 
 /// Returns the error for a node whose bytes make no sense.
-pub fn damaged(child: Child, source: bcached_node::NodeError) -> Error {
+pub fn damaged(child: NodeRef, source: bcached_node::NodeError) -> Error {
     Error::Node { sector: child.pointer().sector(), source: Box::new(source) }
 }
 
 /// Waits until `bytes` bytes are available, and reserves them. The caller holds a ticket for them.
-pub async fn set_aside(set: &CacheSet, bytes: usize) -> Result<Reserved, Error> {
+pub async fn set_aside(set: &CacheSet, bytes: usize) -> Result<MemoryReservation, Error> {
     loop {
         set.check_alive()?;
         if let Some(reserved) = set.with(|s| s.nodes.reserve(bytes)) {

@@ -24,14 +24,14 @@ pub mod walk;
 pub mod walk_frontier;
 pub mod write;
 
-use crate::btree::cache::{Gate, Leaf};
+use crate::btree::cache::{LeafHint, NodeState};
 use crate::cpu_cost::{REMOVE_MAX, VISIT_MAX};
 use crate::error::Error;
 use crate::space::Buckets;
 use crate::state::State;
 use bcached_env::NoteRecord;
 use bcached_format::{Inode, Key, Pointer, Pointers, Position};
-use bcached_node::Place;
+use bcached_node::KeyCursor;
 
 /// The outcome of an attempt.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl<T> Attempt<T> {
 #[derive(Clone, Copy, Debug)]
 pub enum Need {
     /// A node must be in memory.
-    Node(Child),
+    Node(NodeRef),
     /// The leaf for the start `at` has no room for `words` more words: it must be compacted or
     /// split.
     Split {
@@ -66,7 +66,7 @@ pub enum Need {
         words: usize,
     },
     /// The leaf is being split.
-    Gate,
+    BeingSplit,
     /// The leaf may grow, and there is no memory for it now.
     Memory,
     /// The journal or the note has no room.
@@ -78,14 +78,14 @@ pub enum Need {
 
 /// A node as its parent names it.
 #[derive(Clone, Copy, Debug)]
-pub struct Child {
+pub struct NodeRef {
     /// The parent's key for it.
     pub key: Key,
     /// Its level; 0 is a leaf.
     pub level: u8,
 }
 
-impl Child {
+impl NodeRef {
     /// Returns where the node is. This is the only place that chooses among a node's copies.
     #[must_use]
     pub fn pointer(&self) -> Pointer {
@@ -139,7 +139,7 @@ pub struct Piece {
 
 /// How an insert is recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Record {
+pub enum InsertKind {
     /// In the journal and, if the write has been or will be acknowledged, in the note.
     Journal,
     /// The key comes from this journal entry.
@@ -155,7 +155,7 @@ impl State {
     }
 
     /// Like [`State::leaf_for`], for a caller that may have a remembered leaf.
-    fn leaf_again(&mut self, leaf: Option<Leaf>, start: Position) -> Result<usize, Need> {
+    fn leaf_again(&mut self, leaf: Option<LeafHint>, start: Position) -> Result<usize, Need> {
         match leaf.and_then(|leaf| self.nodes.again(leaf)) {
             Some(slot) => {
                 self.work.descent();
@@ -166,7 +166,7 @@ impl State {
     }
 
     /// Like [`State::leaf_again`], but `leaf` may be that of an earlier position.
-    fn leaf_behind(&mut self, leaf: Option<Leaf>, start: Position) -> Result<usize, Need> {
+    fn leaf_behind(&mut self, leaf: Option<LeafHint>, start: Position) -> Result<usize, Need> {
         let slot = self.leaf_again(leaf, start)?;
         if self.nodes.get(slot).node().position() > start { Ok(slot) } else { self.leaf_for(start) }
     }
@@ -182,7 +182,7 @@ impl State {
             }
             let key = self.nodes.get(slot).node().child_for(start);
             let key = *key.expect("the children of a checked node reach its end");
-            child = Child { key, level: child.level - 1 };
+            child = NodeRef { key, level: child.level - 1 };
         }
     }
 
@@ -254,7 +254,7 @@ impl State {
     /// holds the leaf of the previous position, and then that of this one.
     pub(crate) fn keys_in_leaf_from(
         &mut self,
-        leaf: &mut Option<Leaf>,
+        leaf: &mut Option<LeafHint>,
         inode: Inode,
         (start, end): (u64, u64),
         visit: &mut dyn FnMut(&Buckets, &Key),
@@ -285,23 +285,28 @@ impl State {
 
     /// Inserts as much of `key` as its first leaf takes, over whatever is there. Returns where that
     /// ends.
-    pub(crate) fn insert(&mut self, key: &Key, record: Record) -> Attempt<u64> {
+    pub(crate) fn insert(&mut self, key: &Key, record: InsertKind) -> Attempt<u64> {
         self.insert_in(None, key, record)
     }
 
     /// Like [`State::insert`], for a caller that has remembered the `leaf` for its start.
-    pub(crate) fn insert_in(&mut self, leaf: Option<Leaf>, key: &Key, record: Record) -> Attempt<u64> {
+    pub(crate) fn insert_in(
+        &mut self,
+        leaf: Option<LeafHint>,
+        key: &Key,
+        record: InsertKind,
+    ) -> Attempt<u64> {
         let found = self.leaf_again(leaf, key.start_position());
         let slot = match found.and_then(|slot| self.open_to_change(slot, key.start_position(), key.words())) {
             Ok(slot) => slot,
             Err(need) => return Attempt::Needs(need),
         };
         let mut part = part_within(key, self.nodes.get(slot).node().position());
-        let is_replay = matches!(record, Record::Replay(_));
+        let is_replay = matches!(record, InsertKind::Replay(_));
         if !is_replay && let Err(need) = self.pending(part.inode, part.start(), part.end) {
             return Attempt::Needs(need);
         }
-        if record == Record::Journal && !self.can_record(key.words()) {
+        if record == InsertKind::Journal && !self.can_record(key.words()) {
             return Attempt::Needs(Need::Journal);
         }
         if !self.has_memory(slot) {
@@ -315,7 +320,7 @@ impl State {
             part = part.cut(part.start(), next.start()).expect("other keys lie before it");
         }
         let sequence = self.record(slot, &part, record);
-        let died = self.put((slot, leaf.map(Leaf::place)), &part, sequence);
+        let died = self.put((slot, leaf.map(LeafHint::place)), &part, sequence);
         // A replay mostly overwrites keys with themselves.
         if !is_replay && !self.journal.is_replaying() {
             self.buckets.count_dead(died);
@@ -349,7 +354,7 @@ impl State {
             return Attempt::Needs(Need::Memory);
         }
         let part = new.cut(start, end).expect("expected and new cover the same range");
-        let sequence = self.record(slot, &part, Record::Journal);
+        let sequence = self.record(slot, &part, InsertKind::Journal);
         self.put((slot, None), &part, sequence);
         Attempt::Done((upto, end - start))
     }
@@ -362,14 +367,14 @@ impl State {
 
     /// Returns the leaf in `slot`, for `start`, if it has that room.
     fn open_to_change(&self, slot: usize, start: Position, words: usize) -> Result<usize, Need> {
-        let is_full = match &self.nodes.get(slot).gate {
-            Gate::Closing(late) => late.room() == 0 || !self.may_take(slot),
-            Gate::Open | Gate::Unlinked => self.is_full(slot, words),
+        let is_full = match &self.nodes.get(slot).state {
+            NodeState::Closing(late) => late.room() == 0 || !self.may_take(slot),
+            NodeState::Open | NodeState::Unlinked => self.is_full(slot, words),
         };
-        match (is_full, self.nodes.get(slot).gate.is_open()) {
+        match (is_full, self.nodes.get(slot).state.is_open()) {
             (false, _) => Ok(slot),
             (true, true) => Err(Need::Split { at: start, words }),
-            (true, false) => Err(Need::Gate),
+            (true, false) => Err(Need::BeingSplit),
         }
     }
 
@@ -389,9 +394,9 @@ impl State {
     /// Returns the most that a key can add to the memory of the leaf in `slot`.
     fn growth_bytes_max(&self, slot: usize) -> usize {
         let cached = self.nodes.get(slot);
-        match cached.gate {
-            Gate::Closing(_) => cached.node().late_growth_bytes_max(1),
-            Gate::Open | Gate::Unlinked => cached.node().insert_growth_bytes_max(1),
+        match cached.state {
+            NodeState::Closing(_) => cached.node().late_growth_bytes_max(1),
+            NodeState::Open | NodeState::Unlinked => cached.node().insert_growth_bytes_max(1),
         }
     }
 
@@ -408,9 +413,9 @@ impl State {
     }
 
     /// Records that `part` enters the leaf in `slot`; returns the journal entry that it belongs to.
-    fn record(&mut self, slot: usize, part: &Key, record: Record) -> u64 {
+    fn record(&mut self, slot: usize, part: &Key, record: InsertKind) -> u64 {
         let sequence = match record {
-            Record::Journal => {
+            InsertKind::Journal => {
                 self.untold |= !self.journal.has_keys();
                 let sequence = self.journal.append(part);
                 // In the open entry and in the note before the write is answered: invariant D6.
@@ -419,8 +424,8 @@ impl State {
                 }
                 sequence
             }
-            Record::Replay(sequence) => sequence,
-            Record::Fill => return self.journal.open_sequence(),
+            InsertKind::Replay(sequence) => sequence,
+            InsertKind::Fill => return self.journal.open_sequence(),
         };
         if self.nodes.get(slot).pending_since().is_none_or(|since| since > sequence) {
             if let Some(since) = self.nodes.waits_for(slot, sequence) {
@@ -428,7 +433,7 @@ impl State {
             }
             self.journal.pin(sequence);
         }
-        if let Gate::Closing(late) = &mut self.nodes.get_mut(slot).gate {
+        if let NodeState::Closing(late) = &mut self.nodes.get_mut(slot).state {
             late.since = Some(late.since.map_or(sequence, |since| since.min(sequence)));
         }
         sequence
@@ -438,7 +443,7 @@ impl State {
     /// full.
     fn ask_ahead(&mut self, slot: usize, at: Position) {
         let cached = self.nodes.get_mut(slot);
-        if cached.gate.is_open() && !cached.is_asked_for && cached.node().is_nearly_full() {
+        if cached.state.is_open() && !cached.is_asked_for && cached.node().is_nearly_full() {
             cached.is_asked_for = true;
             self.crowded.push(at);
         }
@@ -446,16 +451,16 @@ impl State {
 
     /// Changes the leaf, near `guess`, and every count that depends on it. Returns how many live
     /// sectors were replaced.
-    fn put(&mut self, (slot, guess): (usize, Option<Place>), part: &Key, sequence: u64) -> u64 {
+    fn put(&mut self, (slot, guess): (usize, Option<KeyCursor>), part: &Key, sequence: u64) -> u64 {
         let now = self.now;
         let Self { nodes, buckets, dirty, frontier, untold, .. } = self;
         let cached = nodes.get_mut(slot);
-        let is_late = match &mut cached.gate {
-            Gate::Closing(late) => {
+        let is_late = match &mut cached.state {
+            NodeState::Closing(late) => {
                 late.keys.push(*part);
                 true
             }
-            Gate::Open | Gate::Unlinked => false,
+            NodeState::Open | NodeState::Unlinked => false,
         };
         if !is_late {
             *untold |= nodes.has_to_write(slot, now);

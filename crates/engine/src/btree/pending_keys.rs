@@ -1,13 +1,13 @@
 //! Keeps the keys written to a leaf while fresh nodes are replacing it, so that writers do not wait
 //! for those nodes.
 //!
-//! A leaf that is [`Gate::Closing`] shows the keys that enter it, and the journal holds them, but
-//! no more of the leaf is written. Before the fresh nodes become reachable they receive these keys,
-//! like any others that are still to be written. From then on the journal keeps the keys for the
-//! fresh nodes. The number of such keys is limited so that they certainly fit
+//! A leaf that is [`NodeState::Closing`] shows the keys that enter it, and the journal holds them,
+//! but no more of the leaf is written. Before the fresh nodes become reachable they receive these
+//! keys, like any others that are still to be written. From then on the journal keeps the keys for
+//! the fresh nodes. The number of such keys is limited so that they certainly fit
 //! ([`bcached_node::Node::late_keys_max`]); beyond that writers wait.
 
-use crate::btree::cache::{Gate, Late};
+use crate::btree::cache::{LateKeys, NodeState};
 use crate::btree::part_within;
 use crate::btree::replace::FreshNode;
 use crate::set::CacheSet;
@@ -23,8 +23,8 @@ const PIECE: usize = 8;
 /// Closes the node in `slot`. It takes at most `most` more keys. If `most` is not 0, the node
 /// cannot be reopened.
 pub fn close(s: &mut State, slot: usize, most: usize) {
-    let late = Late { keys: Vec::with_capacity(most), handed_over: 0, most, since: None };
-    s.nodes.get_mut(slot).gate = Gate::Closing(Box::new(late));
+    let late = LateKeys { keys: Vec::with_capacity(most), handed_over: 0, most, since: None };
+    s.nodes.get_mut(slot).state = NodeState::Closing(Box::new(late));
     if most > 0 {
         s.nodes.change(slot, Node::close);
     }
@@ -55,10 +55,10 @@ pub fn since(s: &mut State, old: &[usize]) -> Option<u64> {
     old.iter().filter_map(|slot| late(s, *slot)?.since).min()
 }
 
-fn late(s: &mut State, slot: usize) -> Option<&mut Late> {
-    match &mut s.nodes.get_mut(slot).gate {
-        Gate::Closing(late) => Some(late),
-        Gate::Open | Gate::Unlinked => None,
+fn late(s: &mut State, slot: usize) -> Option<&mut LateKeys> {
+    match &mut s.nodes.get_mut(slot).state {
+        NodeState::Closing(late) => Some(late),
+        NodeState::Open | NodeState::Unlinked => None,
     }
 }
 
@@ -76,7 +76,7 @@ fn enter_key(fresh: &mut [FreshNode], key: &Key) {
     }
 }
 
-impl Late {
+impl LateKeys {
     /// Returns how many more keys it may take.
     #[must_use]
     pub fn room(&self) -> usize {

@@ -14,25 +14,25 @@ const NOBODY: u32 = u32::MAX;
 const PLACES_MIN: usize = 16;
 
 #[derive(Clone, Copy)]
-struct Entry {
+struct IndexEntry {
     word: u64,
     slot: u32,
 }
 
 /// The index; see the head of this file.
-pub struct ByPointer {
+pub struct PointerIndex {
     /// Its length is a power of two.
-    table: Vec<Entry>,
+    table: Vec<IndexEntry>,
     len: usize,
 }
 
-impl Default for ByPointer {
+impl Default for PointerIndex {
     fn default() -> Self {
-        Self { table: vec![Entry { word: 0, slot: NOBODY }; PLACES_MIN], len: 0 }
+        Self { table: vec![IndexEntry { word: 0, slot: NOBODY }; PLACES_MIN], len: 0 }
     }
 }
 
-impl ByPointer {
+impl PointerIndex {
     /// Returns the number of nodes.
     #[must_use]
     pub const fn len(&self) -> usize {
@@ -76,7 +76,7 @@ impl ByPointer {
         let place = self.place(word);
         assert!(self.table[place].slot == NOBODY, "a node is in memory once");
         let slot = u32::try_from(slot).ok().filter(|slot| *slot != NOBODY);
-        self.table[place] = Entry { word, slot: slot.expect("nodes fit in memory") };
+        self.table[place] = IndexEntry { word, slot: slot.expect("nodes fit in memory") };
         self.len += 1;
     }
 
@@ -106,7 +106,7 @@ impl ByPointer {
     }
 
     fn grow(&mut self) {
-        let larger = vec![Entry { word: 0, slot: NOBODY }; 2 * self.table.len()];
+        let larger = vec![IndexEntry { word: 0, slot: NOBODY }; 2 * self.table.len()];
         for entry in core::mem::replace(&mut self.table, larger) {
             if entry.slot != NOBODY {
                 let place = self.place(entry.word);
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn it_is_a_map() {
         let mut rng = Rng::new(1);
-        let (mut table, mut map) = (ByPointer::default(), BTreeMap::new());
+        let (mut table, mut map) = (PointerIndex::default(), BTreeMap::new());
         for step in 0..20_000 {
             // Few words, with few different homes.
             let word = rng.below(64) << (32 * rng.below(2));
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "in memory once")]
     fn a_node_is_entered_once() {
-        let mut table = ByPointer::default();
+        let mut table = PointerIndex::default();
         table.insert(0, 1);
         table.insert(0, 2);
     }

@@ -22,9 +22,9 @@
 //! entry names priorities with its new generation. So a replay that makes many roots while the
 //! journal has little room takes no entry for them.
 
-use crate::btree::cache::{Gate, Reserved};
-use crate::btree::write::{self, Sealed};
-use crate::btree::{Child, pending_keys};
+use crate::btree::cache::{MemoryReservation, NodeState};
+use crate::btree::write::{self, SealedSet};
+use crate::btree::{NodeRef, pending_keys};
 use crate::cpu_cost::PIECE_KEYS;
 use crate::error::Error;
 use crate::set::CacheSet;
@@ -32,13 +32,13 @@ use crate::state::State;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, join_all};
 use bcached_format::{BucketId, Geometry, Key, Pointer, Pointers, Position};
-use bcached_node::{Living, Node, NodeBuilder};
+use bcached_node::{LiveKeys, Node, NodeBuilder};
 
 /// Words of a child's key, or of its freeing key.
 const CHILD_WORDS: usize = 3;
 
 /// The nodes that are to replace old ones, before they are written.
-pub struct Fresh {
+pub struct FreshNodes {
     /// The nodes that replace the old ones, followed by the new root above them, if there is one.
     pub nodes: Vec<FreshNode>,
     /// How many of them replace the old ones.
@@ -50,9 +50,9 @@ pub struct FreshNode {
     /// In memory it counts as written.
     pub node: Node,
     /// Its first bset, which is not written yet.
-    pub first: Sealed,
+    pub first: SealedSet,
     /// The memory that it takes.
-    pub memory: Reserved,
+    pub memory: MemoryReservation,
 }
 
 /// Returns whether `new` children can replace `old` children in the node in `parent` as it is.
@@ -81,7 +81,7 @@ pub async fn gate(set: &CacheSet, slots: &[usize], late: impl Fn(&Node) -> usize
 
 /// Reopens the nodes: they stay. None has taken a key meanwhile.
 pub fn ungate(set: &CacheSet, slots: &[usize]) {
-    set.with(|s| slots.iter().for_each(|slot| s.nodes.get_mut(*slot).gate = Gate::Open));
+    set.with(|s| slots.iter().for_each(|slot| s.nodes.get_mut(*slot).state = NodeState::Open));
     set.signals().node_progress.notify_all();
     set.signals().leaf_work.notify_all();
 }
@@ -92,8 +92,8 @@ pub fn ungate(set: &CacheSet, slots: &[usize]) {
 pub async fn replace(
     set: &CacheSet,
     old: &[usize],
-    parent: Option<(usize, Reserved)>,
-    mut fresh: Fresh,
+    parent: Option<(usize, MemoryReservation)>,
+    mut fresh: FreshNodes,
 ) -> Result<(), Error> {
     set.with(|s| old.iter().for_each(|slot| s.claim_bucket(*slot)));
     write::flush_cache(set).await?;
@@ -109,7 +109,7 @@ pub async fn replace(
     // entries released: invariant D3.
     set.with(|s| {
         old.iter().for_each(|slot| retire(s, *slot));
-        new.iter().for_each(|slot| s.nodes.get_mut(*slot).gate = Gate::Open);
+        new.iter().for_each(|slot| s.nodes.get_mut(*slot).state = NodeState::Open);
     });
     set.signals().node_progress.notify_all();
     set.signals().leaf_work.notify_all();
@@ -123,8 +123,8 @@ pub async fn replace(
 async fn link(
     set: &CacheSet,
     old: &[usize],
-    parent: Option<(usize, Reserved)>,
-    fresh: Fresh,
+    parent: Option<(usize, MemoryReservation)>,
+    fresh: FreshNodes,
 ) -> Result<Vec<usize>, Error> {
     let (slots, append) = set.with(|s| {
         let old_keys: Vec<Key> = old.iter().map(|slot| *s.nodes.get(*slot).node().own()).collect();
@@ -140,7 +140,7 @@ async fn link(
             None => {
                 let root = *slots.last().expect("the last slot is the root");
                 let node = s.nodes.get(root).node();
-                s.root = Child { key: *node.own(), level: node.level() };
+                s.root = NodeRef { key: *node.own(), level: node.level() };
                 s.root_pin = Some(s.nodes.pin(root));
                 (slots, None)
             }
@@ -159,9 +159,9 @@ async fn link(
 fn enter(s: &mut State, nodes: Vec<FreshNode>, since: Option<u64>) -> (Vec<usize>, Vec<Key>) {
     let entered = nodes.into_iter().map(|FreshNode { node, memory, .. }| {
         let key = *node.own();
-        let child = Child { key, level: node.level() };
+        let child = NodeRef { key, level: node.level() };
         let slot = s.nodes.enter(node, child.pointer(), memory);
-        s.nodes.get_mut(slot).gate = Gate::Unlinked;
+        s.nodes.get_mut(slot).state = NodeState::Unlinked;
         if s.nodes.get(slot).node().has_pending() {
             s.nodes.has_to_write(slot, s.now);
             if let Some(since) = since {
@@ -176,7 +176,12 @@ fn enter(s: &mut State, nodes: Vec<FreshNode>, since: Option<u64>) -> (Vec<usize
 
 /// Replaces `old` by `new` in the node in `parent`, which may grow by the memory reserved for that.
 /// Returns the bset to append, and its sector.
-fn name(s: &mut State, (parent, memory): (usize, Reserved), old: &[Key], new: &[Key]) -> (u64, Sealed) {
+fn name(
+    s: &mut State,
+    (parent, memory): (usize, MemoryReservation),
+    old: &[Key],
+    new: &[Key],
+) -> (u64, SealedSet) {
     s.nodes.get_mut(parent).writing = true;
     drop(memory);
     s.nodes.change(parent, |node| node.replace_children(old, new));
@@ -192,7 +197,7 @@ fn retire(s: &mut State, old: usize) {
         s.journal.unpin(sequence);
     }
     let cached = s.nodes.get(old);
-    let child = Child { key: *cached.node().own(), level: cached.node().level() };
+    let child = NodeRef { key: *cached.node().own(), level: cached.node().level() };
     let pointer = child.pointer();
     s.nodes.remove(old);
     s.unreadable.forget(pointer);
@@ -202,7 +207,7 @@ fn retire(s: &mut State, old: usize) {
 
 /// Adds to `living` the keys with which a replacement of the closed node in `slot` starts. Other
 /// tasks run between the pieces.
-pub async fn gather(set: &CacheSet, slot: usize, living: &mut Living) {
+pub async fn gather(set: &CacheSet, slot: usize, living: &mut LiveKeys) {
     living.reserve(set.with(|s| s.nodes.get(slot).node().len()));
     in_pieces(set, slot, |node, from, is_live| node.gather(from, PIECE_KEYS, living, is_live)).await;
 }
@@ -231,7 +236,7 @@ pub async fn in_pieces(
 
 /// Makes a fresh node with `keys`, which take `words` words, and its first bset. Other tasks run
 /// between the pieces.
-pub async fn make(set: &CacheSet, own: Key, level: u8, (keys, words): (&[Key], usize)) -> (Node, Sealed) {
+pub async fn make(set: &CacheSet, own: Key, level: u8, (keys, words): (&[Key], usize)) -> (Node, SealedSet) {
     let seq = set.env().random();
     let mut node = set.with(|s| NodeBuilder::new(own, level, seq, &s.geometry, words, Buffer::zeroed));
     for keys in keys.chunks(PIECE_KEYS) {

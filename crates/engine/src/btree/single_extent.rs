@@ -1,11 +1,11 @@
 //! Looks up a range that one leaf covers with one extent. Most requests are of this kind.
 
-use crate::btree::cache::Leaf;
+use crate::btree::cache::LeafHint;
 use crate::btree::{Content, live_pointers};
-use crate::request::write::Survey;
+use crate::request::write::RangeState;
 use crate::state::State;
 use bcached_format::{Inode, Key, Position};
-use bcached_node::{Node, Place};
+use bcached_node::{KeyCursor, Node};
 
 /// Most keys that may overlap such a range, including dead ones.
 const KEYS_MAX: usize = 4;
@@ -23,7 +23,7 @@ impl State {
 
     /// Returns the content of all of `[start, end)` of volume `inode`, and its leaf, if the content
     /// is uniform and one leaf tells it. `None`: look the range up piece by piece.
-    pub(crate) fn whole(&mut self, inode: Inode, start: u64, end: u64) -> Option<(Content, Leaf)> {
+    pub(crate) fn whole(&mut self, inode: Inode, start: u64, end: u64) -> Option<(Content, LeafHint)> {
         let slot = self.leaf_of_all(inode, start, end)?;
         let node = self.nodes.get(slot).node();
         let place = node.place_of(Position::new(inode, start));
@@ -44,11 +44,16 @@ impl State {
 
     /// Returns what a write to all of `[start, end)` must know, and the leaf, if one leaf tells
     /// that at once.
-    pub(crate) fn survey_whole(&mut self, inode: Inode, start: u64, end: u64) -> Option<(Survey, Leaf)> {
+    pub(crate) fn survey_whole(
+        &mut self,
+        inode: Inode,
+        start: u64,
+        end: u64,
+    ) -> Option<(RangeState, LeafHint)> {
         let slot = self.leaf_of_all(inode, start, end)?;
         let node = self.nodes.get(slot).node();
         let place = node.place_of(Position::new(inode, start));
-        let (mut seen, mut survey) = (0, Survey::default());
+        let (mut seen, mut survey) = (0, RangeState::default());
         for key in few(node, place, inode, end) {
             seen += 1;
             survey.present |= self.buckets.could_return(key);
@@ -61,6 +66,6 @@ impl State {
 
 /// Iterates over the keys that overlap the range from `place` to `end`, at most one more than are
 /// allowed.
-fn few(node: &Node, place: Place, inode: Inode, end: u64) -> impl Iterator<Item = &Key> {
+fn few(node: &Node, place: KeyCursor, inode: Inode, end: u64) -> impl Iterator<Item = &Key> {
     node.overlapping_from(place, inode, end).take(KEYS_MAX + 1)
 }

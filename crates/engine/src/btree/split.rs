@@ -6,9 +6,9 @@
 //! run first.
 
 use crate::btree::budget::{REWRITE_NODES, rewrite_tickets};
-use crate::btree::cache::{Pin, Reserved};
-use crate::btree::replace::{self, Fresh, FreshNode};
-use crate::btree::{Child, load};
+use crate::btree::cache::{MemoryReservation, NodePin};
+use crate::btree::replace::{self, FreshNode, FreshNodes};
+use crate::btree::{NodeRef, load};
 use crate::cpu_cost::VISIT_MAX;
 use crate::error::Error;
 use crate::phases::Phase;
@@ -18,15 +18,15 @@ use crate::state::{BTREE_RESERVE, State};
 use alloc::vec::Vec;
 use bcached_env::sync::Permit;
 use bcached_format::{BucketId, Key, Pointer, Position};
-use bcached_node::{Division, Living};
+use bcached_node::{LiveKeys, SplitPlan};
 
 /// Makes room for `words` more words in the leaf for the extent start `at`.
 pub async fn split(set: &CacheSet, at: Position, words: usize) -> Result<(), Error> {
     loop {
         match step(set, at, |s, path| leaf_full(s, path, words)).await? {
-            Step::Done => return Ok(()),
-            Step::Parent => {}
-            Step::NoBuckets => allocator::metadata_comes(set, REWRITE_NODES).await?,
+            RewriteOutcome::Done => return Ok(()),
+            RewriteOutcome::Parent => {}
+            RewriteOutcome::NoBuckets => allocator::metadata_comes(set, REWRITE_NODES).await?,
         }
     }
 }
@@ -36,16 +36,16 @@ pub async fn split(set: &CacheSet, at: Position, words: usize) -> Result<(), Err
 pub async fn compact(set: &CacheSet, at: Position) -> Result<bool, Error> {
     loop {
         match step(set, at, |s, path| Some(topmost_full(s, path, path.len() - 1))).await? {
-            Step::Done => return Ok(true),
-            Step::Parent => {}
-            Step::NoBuckets if allocator::metadata_comes_to_gc(set, REWRITE_NODES).await? => {}
-            Step::NoBuckets => return Ok(false),
+            RewriteOutcome::Done => return Ok(true),
+            RewriteOutcome::Parent => {}
+            RewriteOutcome::NoBuckets if allocator::metadata_comes_to_gc(set, REWRITE_NODES).await? => {}
+            RewriteOutcome::NoBuckets => return Ok(false),
         }
     }
 }
 
 /// The outcome of a step towards the rewrite of a leaf.
-pub enum Step {
+pub enum RewriteOutcome {
     /// The leaf has been rewritten, or need not be.
     Done,
     /// A node above it has been rewritten.
@@ -59,21 +59,21 @@ pub enum Step {
 pub(super) async fn step(
     set: &CacheSet,
     at: Position,
-    choose: impl FnOnce(&State, &[Pin]) -> Option<usize>,
-) -> Result<Step, Error> {
+    choose: impl FnOnce(&State, &[NodePin]) -> Option<usize>,
+) -> Result<RewriteOutcome, Error> {
     let _structure = set.inner.structure.acquire(1).await;
     let _ticket = take_ticket(set).await;
     let path = load_path(set, at, 0).await?;
-    let Some(depth) = set.with(|s| choose(s, &path)) else { return Ok(Step::Done) };
+    let Some(depth) = set.with(|s| choose(s, &path)) else { return Ok(RewriteOutcome::Done) };
     Ok(match rewrite(set, &path, depth).await? {
-        false => Step::NoBuckets,
-        true if depth + 1 == path.len() => Step::Done,
-        true => Step::Parent,
+        false => RewriteOutcome::NoBuckets,
+        true if depth + 1 == path.len() => RewriteOutcome::Done,
+        true => RewriteOutcome::Parent,
     })
 }
 
 /// An interior node, as GC sees it.
-pub struct Interior {
+pub struct InteriorNode {
     /// Where the next one of its level begins.
     pub end: Position,
     /// The buckets that it names, with their generations.
@@ -89,7 +89,7 @@ pub async fn tidy(
     set: &CacheSet,
     (at, level): (Position, u8),
     too_stale: impl Fn(&Buckets, Pointer) -> bool,
-) -> Result<Option<Interior>, Error> {
+) -> Result<Option<InteriorNode>, Error> {
     let mut lacks_buckets = false;
     loop {
         let rewritten = {
@@ -102,7 +102,7 @@ pub async fn tidy(
             let lowest = path.len() - 1;
             let (own, named) = read_named(set, &path[lowest]).await?;
             if lacks_buckets || !names_one(set, &named, &too_stale).await {
-                return Ok(Some(Interior { end: own.position(), named, lacks_buckets }));
+                return Ok(Some(InteriorNode { end: own.position(), named, lacks_buckets }));
             }
             let depth = set.with(|s| topmost_full(s, &path, lowest));
             rewrite(set, &path, depth).await?
@@ -133,13 +133,13 @@ async fn names_one(
 /// Reads what an interior node names on the device; in memory it has no dead children. This is part
 /// of a rewrite, and only one runs at a time, so the node does not change meanwhile. The caller
 /// holds a ticket.
-async fn read_named(set: &CacheSet, pin: &Pin) -> Result<(Key, Vec<Pointer>), Error> {
+async fn read_named(set: &CacheSet, pin: &NodePin) -> Result<(Key, Vec<Pointer>), Error> {
     let _memory = load::set_aside(set, set.inner.shares.get().node_bytes).await?;
     let (own, level, geometry) = set.with(|s| {
         let node = s.nodes.get(pin.slot()).node();
         (*node.own(), node.level(), s.geometry)
     });
-    let child = Child { key: own, level };
+    let child = NodeRef { key: own, level };
     let durable = load::durable_blocks(set, child);
     let read = load::read_from((set.env(), set.cache()), child, &geometry, durable).await;
     set.with(|s| match &read {
@@ -158,7 +158,7 @@ pub(super) async fn take_ticket(set: &CacheSet) -> Permit {
 
 /// Loads and pins the path from the root towards `at`, down to `level`. The caller holds tickets
 /// for it.
-pub(super) async fn load_path(set: &CacheSet, at: Position, level: u8) -> Result<Vec<Pin>, Error> {
+pub(super) async fn load_path(set: &CacheSet, at: Position, level: u8) -> Result<Vec<NodePin>, Error> {
     let mut path = Vec::new();
     let mut child = set.with(|s| s.root);
     loop {
@@ -167,7 +167,7 @@ pub(super) async fn load_path(set: &CacheSet, at: Position, level: u8) -> Result
             let node = s.nodes.get(pin.slot()).node();
             (child.level > level).then(|| {
                 let key = node.child_for(at).expect("the children of a checked node reach its end");
-                Child { key: *key, level: child.level - 1 }
+                NodeRef { key: *key, level: child.level - 1 }
             })
         });
         path.push(pin);
@@ -179,14 +179,14 @@ pub(super) async fn load_path(set: &CacheSet, at: Position, level: u8) -> Result
 }
 
 /// Returns the node of the path to rewrite next; `None` if the leaf has room for `words` by now.
-pub(super) fn leaf_full(s: &State, path: &[Pin], words: usize) -> Option<usize> {
+pub(super) fn leaf_full(s: &State, path: &[NodePin], words: usize) -> Option<usize> {
     let leaf = path.len() - 1;
     s.is_full(path[leaf].slot(), words).then(|| topmost_full(s, path, leaf))
 }
 
 /// Returns the node of the path to rewrite next, for a rewrite that is not urgent. `None` if the
 /// leaf has room for several bsets by now, or buckets are scarce.
-pub(super) fn leaf_nearly_full(s: &State, path: &[Pin]) -> Option<usize> {
+pub(super) fn leaf_nearly_full(s: &State, path: &[NodePin]) -> Option<usize> {
     let leaf = path.len() - 1;
     let is_due = spares_buckets(s) && s.nodes.get(path[leaf].slot()).node().is_nearly_full();
     is_due.then(|| topmost_full(s, path, leaf))
@@ -200,7 +200,7 @@ pub(super) fn spares_buckets(s: &State) -> bool {
 
 /// Returns the topmost full node, searching upwards from `depth`. A node can be rewritten only when
 /// its parent has room for its replacements.
-pub(super) fn topmost_full(s: &State, path: &[Pin], mut depth: usize) -> usize {
+pub(super) fn topmost_full(s: &State, path: &[NodePin], mut depth: usize) -> usize {
     while depth > 0 && !replace::has_room(s, path[depth - 1].slot(), 1, 2) {
         depth -= 1;
     }
@@ -209,7 +209,7 @@ pub(super) fn topmost_full(s: &State, path: &[Pin], mut depth: usize) -> usize {
 
 /// Rewrites the node at `depth` of `path`. Returns false if there are no buckets for it now;
 /// nothing has changed then.
-pub(super) async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Result<bool, Error> {
+pub(super) async fn rewrite(set: &CacheSet, path: &[NodePin], depth: usize) -> Result<bool, Error> {
     let begun = set.env().now();
     let slot = path[depth].slot();
     let parent = depth.checked_sub(1).map(|above| path[above].slot());
@@ -234,7 +234,7 @@ pub(super) async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Resul
 }
 
 /// Returns the kind of this rewrite, and whether it is part of a replay.
-fn phases(s: &State, fresh: &Fresh) -> [Option<Phase>; 2] {
+fn phases(s: &State, fresh: &FreshNodes) -> [Option<Phase>; 2] {
     let kind = match (fresh.nodes.len() - fresh.children, fresh.children, fresh.nodes[0].node.level()) {
         (0, 1, _) => Phase::Rewrite,
         (0, _, 0) => Phase::LeafSplit,
@@ -251,10 +251,10 @@ async fn build(
     set: &CacheSet,
     slot: usize,
     is_root: bool,
-    (free, memory): (&mut Vec<BucketId>, &mut Vec<Reserved>),
-) -> Result<Fresh, Error> {
+    (free, memory): (&mut Vec<BucketId>, &mut Vec<MemoryReservation>),
+) -> Result<FreshNodes, Error> {
     let geometry = set.with(|s| s.geometry);
-    let mut living = Living::default();
+    let mut living = LiveKeys::default();
     replace::gather(set, slot, &mut living).await;
     set.env().breathe().await;
     let (level, position, division) = set.with(|s| {
@@ -263,8 +263,8 @@ async fn build(
         (node.level(), node.position(), living.divide(replace::node_blocks(&geometry), &geometry))
     });
     let wanted = match division {
-        Division::One => alloc::vec![(position, living.keys(), living.words())],
-        Division::Two { left, left_words } => {
+        SplitPlan::One => alloc::vec![(position, living.keys(), living.words())],
+        SplitPlan::Two { left, left_words } => {
             let (left, right) = living.keys().split_at(left);
             alloc::vec![
                 (last_position(left), left, left_words),
@@ -292,7 +292,7 @@ async fn build(
         add(level + 1, Position::MAX, (&owns, words)).await;
     }
     set.with(|s| s.stats.btree_rewrites += 1);
-    Ok(Fresh { nodes, children })
+    Ok(FreshNodes { nodes, children })
 }
 
 fn last_position(keys: &[Key]) -> Position {

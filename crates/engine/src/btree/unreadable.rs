@@ -5,7 +5,7 @@
 //! Only a few are kept, because a device that fails completely would fill the memory with them; the
 //! counter still counts all. A node that can be read again is removed: the fault was transient.
 
-use crate::btree::Child;
+use crate::btree::NodeRef;
 use crate::error::Error;
 use crate::state::State;
 use crate::volume::{Volume, VolumeId};
@@ -25,14 +25,14 @@ pub struct UnreadableNode {
     /// Its level; 0 is a leaf.
     pub level: u8,
     /// The parts of served volumes that it indexes, as far as is known.
-    pub covers: Vec<Covered>,
+    pub covers: Vec<VolumeRange>,
     /// The error of the read.
     pub error: Error,
 }
 
 /// A range of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Covered {
+pub struct VolumeRange {
     /// The volume.
     pub volume: VolumeId,
     /// First sector of it.
@@ -43,21 +43,21 @@ pub struct Covered {
 
 /// The unreadable nodes that are kept.
 #[derive(Default)]
-pub struct Unreadable {
-    kept: Vec<Kept>,
+pub struct UnreadableNodes {
+    kept: Vec<FailedNode>,
 }
 
 /// One of them.
-pub struct Kept {
+pub struct FailedNode {
     /// As its parent names it.
-    pub child: Child,
+    pub child: NodeRef,
     /// Where its range begins, if the nodes above it show that.
     pub low: Option<Position>,
     /// The error of the read.
     pub error: Error,
 }
 
-impl Unreadable {
+impl UnreadableNodes {
     /// Removes a node that has been read, or is no longer in the tree.
     pub fn forget(&mut self, pointer: Pointer) {
         self.kept.retain(|kept| kept.child.pointer() != pointer);
@@ -66,24 +66,24 @@ impl Unreadable {
 
 impl State {
     /// Records that a node could not be read.
-    pub fn meets_unreadable(&mut self, child: Child, error: &Error) {
+    pub fn meets_unreadable(&mut self, child: NodeRef, error: &Error) {
         self.stats.node_read_failures += 1;
         self.unreadable.forget(child.pointer());
         if self.unreadable.kept.len() < KEPT_MAX {
             let low = self.low_of(child);
-            self.unreadable.kept.push(Kept { child, low, error: error.clone() });
+            self.unreadable.kept.push(FailedNode { child, low, error: error.clone() });
         }
     }
 
     /// Returns the nodes that are kept.
     pub fn unreadable_nodes(&self) -> Vec<UnreadableNode> {
-        let is_other = |kept: &&Kept| self.frozen.error_of(kept.child.pointer()).is_none();
+        let is_other = |kept: &&FailedNode| self.frozen.error_of(kept.child.pointer()).is_none();
         let all = self.frozen.iter().chain(self.unreadable.kept.iter().filter(is_other));
         let described = all.map(|kept| {
             let sector = kept.child.pointer().sector();
             let covers = |(id, volume): (VolumeId, &Volume)| {
                 let (start, end) = part_of(volume, kept.low?, kept.child.key.position())?;
-                Some(Covered { volume: id, start, end })
+                Some(VolumeRange { volume: id, start, end })
             };
             UnreadableNode {
                 bucket: sector / self.geometry.bucket_sectors,
@@ -99,7 +99,7 @@ impl State {
     /// Returns where the range of `child` begins: where that of its left neighbour ends, or else
     /// that of the nearest node above that has one. `None` if a node above is not in memory, or the
     /// tree has changed meanwhile.
-    fn low_of(&mut self, child: Child) -> Option<Position> {
+    fn low_of(&mut self, child: NodeRef) -> Option<Position> {
         let (mut at, mut low) = (self.root, Position::ZERO);
         while at.level > child.level {
             let slot = self.nodes.find(at.pointer())?;
@@ -109,7 +109,7 @@ impl State {
             let key = *right.next()?;
             let left = node.children().take_while(|left| left.position() < key.position()).last();
             low = left.map_or(low, bcached_format::Key::position);
-            at = Child { key, level: at.level - 1 };
+            at = NodeRef { key, level: at.level - 1 };
         }
         (at.pointer() == child.pointer()).then_some(low)
     }

@@ -2,13 +2,13 @@
 //! generations, counts live and dirty sectors, and finds the metadata buckets. Parents are visited
 //! before children; several nodes are read at a time. The walk leaves nothing in the node cache.
 
-use crate::btree::frozen_ranges::Frozen;
-use crate::btree::unreadable::Kept;
-use crate::btree::{Child, load};
+use crate::btree::frozen_ranges::FrozenRanges;
+use crate::btree::unreadable::FailedNode;
+use crate::btree::{NodeRef, load};
 use crate::cpu_cost::{COUNT_NS, VISIT_MAX, visit_ns};
 use crate::error::Error;
-use crate::gc::pass::Found;
-use crate::open_progress::{Opening, WHOLE};
+use crate::gc::pass::TreeStats;
+use crate::open_progress::{OpenProgress, WHOLE};
 use crate::space::Buckets;
 use crate::state::DirtyCounts;
 use alloc::collections::BTreeSet;
@@ -22,7 +22,7 @@ const DEPTH_MAX: usize = 16;
 
 /// What the walk found.
 #[derive(Default)]
-pub struct Findings {
+pub struct WalkResult {
     /// Buckets that hold nodes.
     pub nodes: BTreeSet<u64>,
     /// Dirty sectors of each volume.
@@ -30,9 +30,9 @@ pub struct Findings {
     /// Size of the largest node, in sectors.
     pub node_sectors_max: u64,
     /// Live nodes and keys.
-    pub alive: Found,
+    pub alive: TreeStats,
     /// Damaged nodes: what they name is unknown.
-    pub damaged: Frozen,
+    pub damaged: FrozenRanges,
 }
 
 struct Walk<'a> {
@@ -41,16 +41,16 @@ struct Walk<'a> {
     geometry: &'a Geometry,
     buckets: &'a mut Buckets,
     depth: usize,
-    findings: Findings,
-    opening: &'a Opening,
+    findings: WalkResult,
+    opening: &'a OpenProgress,
 }
 
 /// A node to visit, with the lower bound of its range.
 #[derive(Clone, Copy)]
 struct Visit {
-    child: Child,
+    child: NodeRef,
     low: Position,
-    /// Its share of the tree; see [`Opening`].
+    /// Its share of the tree; see [`OpenProgress`].
     share: u64,
 }
 
@@ -59,13 +59,13 @@ struct Visit {
 pub async fn walk(
     (env, disk): (&Env, &Disk),
     geometry: &Geometry,
-    root: Child,
+    root: NodeRef,
     buckets: &mut Buckets,
     nodes: usize,
-    opening: &Opening,
-) -> Result<Findings, Error> {
+    opening: &OpenProgress,
+) -> Result<WalkResult, Error> {
     let depth = nodes.clamp(1, DEPTH_MAX);
-    let mut walk = Walk { env, disk, geometry, buckets, depth, findings: Findings::default(), opening };
+    let mut walk = Walk { env, disk, geometry, buckets, depth, findings: WalkResult::default(), opening };
     let mut stack = alloc::vec![Visit { child: root, low: Position::ZERO, share: WHOLE }];
     while !stack.is_empty() {
         // Depth first, so that the stack holds at most the children of one path; as many as can be
@@ -82,7 +82,11 @@ pub async fn walk(
         for (visit, node) in batch.iter().zip(join_all(reads).await) {
             match node {
                 Err(error @ Error::Node { .. }) if visit.child.level < root.level => {
-                    walk.findings.damaged.add(Kept { child: visit.child, low: Some(visit.low), error })?;
+                    walk.findings.damaged.add(FailedNode {
+                        child: visit.child,
+                        low: Some(visit.low),
+                        error,
+                    })?;
                 }
                 node => walk.visit(visit, node?, &mut stack).await?,
             }
@@ -151,7 +155,7 @@ impl Walk<'_> {
         let mut low = visit.low;
         let mut children: Vec<Visit> = Vec::new();
         for key in node.children() {
-            let child = Child { key: *key, level: visit.child.level - 1 };
+            let child = NodeRef { key: *key, level: visit.child.level - 1 };
             children.push(Visit { child, low, share: 0 });
             low = key.position();
         }

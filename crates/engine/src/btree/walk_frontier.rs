@@ -3,31 +3,31 @@
 //!
 //! Invariant: the live and dirty sectors of buckets and volumes count exactly what lies before the
 //! frontier, whatever keys are inserted or removed. A key across the frontier counts as far as it
-//! lies before it. So a change of a leaf changes the counts by what [`Frontier::counted`] returns,
-//! and moving the frontier adds the keys that it passes. Each happens in one transition, so nothing
-//! is counted twice or missed.
+//! lies before it. So a change of a leaf changes the counts by what [`WalkFrontier::counted`]
+//! returns, and moving the frontier adds the keys that it passes. Each happens in one transition,
+//! so nothing is counted twice or missed.
 //!
 //! The usage of a bucket is unknown until the frontier has reached the end. Until then no bucket
-//! that holds data is reclaimed (`Usage::Unknown`). A caller that asks how much is dirty waits
-//! ([`CacheSet::walked`]) or relies on what is certain ([`State::is_clean`]). The same holds for
-//! journalled keys that are not in the tree yet (`journal::overlay`).
+//! that holds data is reclaimed (`BucketUsage::Unknown`). A caller that asks how much is dirty
+//! waits ([`CacheSet::walked`]) or relies on what is certain ([`State::is_clean`]). The same holds
+//! for journalled keys that are not in the tree yet (`journal::overlay`).
 //!
 //! [`CacheSet::walked`]: crate::set::CacheSet::walked
 
-use crate::backoff::Tries;
-use crate::btree::{Attempt, Child, Need, load, walk};
+use crate::backoff::Backoff;
+use crate::btree::{Attempt, Need, NodeRef, load, walk};
 use crate::cpu_cost::PIECE_KEYS;
 use crate::error::Error;
-use crate::gc::pass::Found;
+use crate::gc::pass::TreeStats;
 use crate::open_progress::WHOLE;
-use crate::space::{Buckets, Usage};
+use crate::space::{BucketUsage, Buckets};
 use crate::state::State;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use bcached_format::{Inode, Key, Pointer, Position};
 
 /// How far a set has been walked.
-pub struct Frontier {
+pub struct WalkFrontier {
     /// Sectors before it are counted.
     at: Position,
     /// The frontier is where a leaf ends.
@@ -38,7 +38,7 @@ pub struct Frontier {
     /// Buckets of the nodes that the walk has reached.
     seen: BTreeSet<u64>,
     /// What was found alive before the frontier.
-    found: Found,
+    found: TreeStats,
     /// Progress in percent.
     walked: u64,
     /// The usage of every bucket is known.
@@ -46,10 +46,10 @@ pub struct Frontier {
     /// The set was served before that.
     was_behind: bool,
     /// The walk is stuck for now.
-    trouble: Tries,
+    trouble: Backoff,
 }
 
-impl Frontier {
+impl WalkFrontier {
     /// Creates the frontier of a set that has been walked, or had nothing to walk.
     #[must_use]
     pub fn at_end() -> Self {
@@ -65,11 +65,11 @@ impl Frontier {
             leaf: None,
             path: Vec::new(),
             seen: BTreeSet::new(),
-            found: Found { nodes: 0, leaves: 0, key_bytes: 0, keys: 0, key_sectors: 0 },
+            found: TreeStats { nodes: 0, leaves: 0, key_bytes: 0, keys: 0, key_sectors: 0 },
             walked: 0,
             is_complete: false,
             was_behind: true,
-            trouble: Tries::NONE,
+            trouble: Backoff::NONE,
         }
     }
 
@@ -118,7 +118,7 @@ impl Frontier {
     }
 
     /// Completes the walk: it has reached the end and the usage of the buckets is known.
-    pub fn complete(&mut self) -> Found {
+    pub fn complete(&mut self) -> TreeStats {
         let found = self.found;
         *self = Self { was_behind: true, ..Self::at_end() };
         found
@@ -145,7 +145,7 @@ impl Frontier {
 
 /// The outcome of a step of the walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
+pub enum WalkOutcome {
     /// There are more keys in the leaf.
     Leaf,
     /// The leaf has been counted.
@@ -157,9 +157,9 @@ pub enum Step {
 impl State {
     /// Moves the frontier over the next keys, at most to the end of the leaf that it is in. An
     /// error means that the tree contradicts itself.
-    pub(crate) fn count_piece(&mut self) -> Attempt<Result<Step, Error>> {
+    pub(crate) fn count_piece(&mut self) -> Attempt<Result<WalkOutcome, Error>> {
         if self.frontier.at == Position::MAX {
-            return Attempt::Done(Ok(Step::End));
+            return Attempt::Done(Ok(WalkOutcome::End));
         }
         let slot = match self.descend(self.frontier.at, 0) {
             Ok(slot) => slot,
@@ -187,7 +187,7 @@ impl State {
 
     /// Records the nodes on the path to the frontier, down to the leaf or to a node that cannot be
     /// read. Returns the last one.
-    fn enter_path(&mut self) -> Result<Child, Error> {
+    fn enter_path(&mut self) -> Result<NodeRef, Error> {
         let (mut child, mut path) = (self.root, Vec::new());
         let (mut share, mut walked) = (WHOLE, 0);
         loop {
@@ -198,7 +198,7 @@ impl State {
             let key =
                 *node.child_for(self.frontier.at).expect("the children of a checked node reach its end");
             (share, walked) = (share / count.max(1), walked + share / count.max(1) * before);
-            child = Child { key, level: child.level - 1 };
+            child = NodeRef { key, level: child.level - 1 };
         }
         self.frontier.path = path;
         self.frontier.walked = u64::try_from(u128::from(walked) * 100 / u128::from(WHOLE)).unwrap_or(100);
@@ -207,9 +207,9 @@ impl State {
 
     /// Moves the frontier past `node`, which the walk cannot read. An error means that its bucket
     /// is used for something else.
-    pub(crate) fn pass_by(&mut self, node: Child) -> Result<(), Error> {
+    pub(crate) fn pass_by(&mut self, node: NodeRef) -> Result<(), Error> {
         self.enter_path()?;
-        self.frontier.trouble = Tries::NONE;
+        self.frontier.trouble = Backoff::NONE;
         self.frontier.leaf = None;
         (self.frontier.at, self.frontier.at_border) = (node.key.position(), true);
         Ok(())
@@ -217,7 +217,7 @@ impl State {
 
     /// Records that the walk has reached a node, for the first time or on its way to another leaf.
     /// Returns its bucket.
-    fn enter_node(&mut self, child: Child) -> Result<u64, Error> {
+    fn enter_node(&mut self, child: NodeRef) -> Result<u64, Error> {
         let Some(id) = self.buckets.of(child.pointer()) else {
             return Err(Error::Inconsistent("a btree node lies outside the usable buckets"));
         };
@@ -229,11 +229,11 @@ impl State {
         }
         let bucket = self.buckets.get(id);
         match bucket.usage {
-            Usage::Unknown if bucket.live == 0 && bucket.pins == 0 => {
-                self.buckets.set_usage(id, Usage::Meta);
+            BucketUsage::Unknown if bucket.live == 0 && bucket.pins == 0 => {
+                self.buckets.set_usage(id, BucketUsage::Meta);
             }
             // It was made since the start.
-            Usage::Meta => {}
+            BucketUsage::Meta => {}
             _ => return Err(Error::Inconsistent("a bucket is used both for metadata and for data")),
         }
         self.frontier.found.nodes += 1;
@@ -249,7 +249,7 @@ impl State {
         if pointer.generation().after(bucket.generation) == 0 {
             return Ok(());
         }
-        if bucket.usage != Usage::Unknown {
+        if bucket.usage != BucketUsage::Unknown {
             return Err(Error::Inconsistent("a node names a generation that its bucket has not had"));
         }
         walk::raise(&mut self.buckets, pointer)
@@ -260,12 +260,12 @@ impl State {
     pub(crate) fn claim_bucket(&mut self, slot: usize) {
         let pointer = self.nodes.get(slot).node().pointer();
         let id = self.buckets.of(pointer).expect("a node lies in a bucket");
-        if self.buckets.get(id).usage == Usage::Unknown {
-            self.buckets.set_usage(id, Usage::Meta);
+        if self.buckets.get(id).usage == BucketUsage::Unknown {
+            self.buckets.set_usage(id, BucketUsage::Meta);
         }
     }
 
-    fn count_keys(&mut self, slot: usize) -> Result<Step, Error> {
+    fn count_keys(&mut self, slot: usize) -> Result<WalkOutcome, Error> {
         let Self { nodes, buckets, dirty, frontier, work, .. } = self;
         let node = nodes.get(slot).node();
         let (keys, next) = node.piece(frontier.at, PIECE_KEYS);
@@ -283,27 +283,27 @@ impl State {
         }
         work.visit(count);
         let end = node.position();
-        frontier.trouble = Tries::NONE;
+        frontier.trouble = Backoff::NONE;
         frontier.at = next.unwrap_or(end);
         frontier.at_border = next.is_none();
         Ok(match next {
-            Some(_) => Step::Leaf,
-            None if end == Position::MAX => Step::End,
-            None => Step::Border,
+            Some(_) => WalkOutcome::Leaf,
+            None if end == Position::MAX => WalkOutcome::End,
+            None => WalkOutcome::Border,
         })
     }
 
     /// Returns the next leaves that the walk will reach, at most `count`, all below one node; none
     /// if the next one is in memory.
-    pub(crate) fn leaves_ahead(&mut self, count: usize) -> Result<Vec<Child>, Need> {
+    pub(crate) fn leaves_ahead(&mut self, count: usize) -> Result<Vec<NodeRef>, Need> {
         if self.root.level == 0 {
             return Ok(Vec::new());
         }
         let at = self.frontier.at;
         let slot = self.descend(at, 1)?;
         let node = self.nodes.get(slot).node();
-        let ahead = node.children_from(at).take(count).map(|key| Child { key: *key, level: 0 });
-        let ahead: Vec<Child> = ahead.collect();
+        let ahead = node.children_from(at).take(count).map(|key| NodeRef { key: *key, level: 0 });
+        let ahead: Vec<NodeRef> = ahead.collect();
         let is_next_here = ahead.first().is_some_and(|next| self.nodes.find(next.pointer()).is_some());
         Ok(if is_next_here { Vec::new() } else { ahead })
     }
@@ -321,7 +321,7 @@ fn count_key(buckets: &mut Buckets, key: &Key, more: u32) -> Result<bool, Error>
         if buckets.is_stale(*pointer) {
             continue;
         }
-        if !matches!(buckets.get(id).usage, Usage::Unknown | Usage::Open | Usage::Data) {
+        if !matches!(buckets.get(id).usage, BucketUsage::Unknown | BucketUsage::Open | BucketUsage::Data) {
             return Err(Error::Inconsistent("a key points into a bucket that holds no data"));
         }
         if !buckets.add(*pointer, more, key.dirty) {

@@ -7,13 +7,13 @@
 //! - One bset of a node is in flight at a time.
 //! - The journal releases an entry only when the bsets that hold its keys are durable.
 
-use crate::btree::cache::{CachedNode, Gate};
-use crate::cache_writes::Cause;
-use crate::error::{Doing, Error};
+use crate::btree::cache::{CachedNode, NodeState};
+use crate::cache_writes::WriteCause;
+use crate::error::{Error, ErrorContext};
 use crate::journal::writer;
 use crate::phases::Phase;
 use crate::set::CacheSet;
-use crate::space::flushes::Turn;
+use crate::space::flushes::CacheFlushAction;
 use crate::state::State;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, Payload, Time, join_all};
@@ -26,12 +26,12 @@ const BATCH: usize = 16;
 const PENDING_BYTES_MAX: usize = 16 << 10;
 
 /// A bset in the memory that it is written from.
-pub type Sealed = SetWrite<Payload>;
+pub type SealedSet = SetWrite<Payload>;
 
-struct Write {
+struct NodeWrite {
     slot: usize,
     sector: u64,
-    set: Sealed,
+    set: SealedSet,
 }
 
 /// Runs the task that writes leaves that are due, until the set stops.
@@ -72,9 +72,10 @@ pub async fn write_all(set: &CacheSet) -> Result<(), Error> {
             let due =
                 s.nodes.iter().filter(|(_, cached)| cached.node().is_leaf() && cached.node().has_pending());
             let (ready, waiting): (Vec<_>, Vec<_>) =
-                due.partition(|(_, cached)| !cached.writing && cached.gate.is_open());
+                due.partition(|(_, cached)| !cached.writing && cached.state.is_open());
             // A closing leaf may have keys that its successors are to write.
-            let is_busy = |cached: &CachedNode| cached.writing || matches!(cached.gate, Gate::Closing(_));
+            let is_busy =
+                |cached: &CachedNode| cached.writing || matches!(cached.state, NodeState::Closing(_));
             let busy = s.nodes.iter().any(|(_, cached)| is_busy(cached));
             (
                 ready.into_iter().take(BATCH).map(|(slot, _)| slot).collect::<Vec<_>>(),
@@ -128,7 +129,7 @@ fn due_leaves(s: &mut State) -> Vec<usize> {
 
 /// Writes the pending bset of each leaf in `slots` that is neither being written nor replaced.
 async fn write_leaves(set: &CacheSet, slots: Vec<usize>) -> Result<(), Error> {
-    let mut writes: Vec<Write> = Vec::new();
+    let mut writes: Vec<NodeWrite> = Vec::new();
     for slot in slots {
         set.env().breathe().await;
         writes.extend(set.with(|s| begin(s, slot)));
@@ -147,7 +148,7 @@ async fn write_leaves(set: &CacheSet, slots: Vec<usize>) -> Result<(), Error> {
 }
 
 /// Seals the pending bset of a leaf, unless the leaf has changed state since it was chosen.
-fn begin(s: &mut State, slot: usize) -> Option<Write> {
+fn begin(s: &mut State, slot: usize) -> Option<NodeWrite> {
     let cached = s.nodes.try_get_mut(slot).filter(|cached| cached.is_writable())?;
     cached.writing = true;
     let since = s.nodes.wrote(slot);
@@ -156,11 +157,11 @@ fn begin(s: &mut State, slot: usize) -> Option<Write> {
     let start = first_sector(cached.node());
     s.work.seal(s.nodes.get(slot).node().pending_bytes());
     let set = s.nodes.change(slot, seal_pending).expect("chosen because it has pending keys");
-    Some(Write { slot, sector: start + u64::from(set.block) * s.geometry.block_sectors, set })
+    Some(NodeWrite { slot, sector: start + u64::from(set.block) * s.geometry.block_sectors, set })
 }
 
 /// [`Node::seal_pending`], in memory that can be written from.
-pub fn seal_pending(node: &mut Node) -> Option<Sealed> {
+pub fn seal_pending(node: &mut Node) -> Option<SealedSet> {
     Some(node.seal_pending(Buffer::zeroed)?.map(Buffer::freeze))
 }
 
@@ -169,7 +170,7 @@ pub fn first_sector(node: &Node) -> u64 {
     crate::btree::pointer_to_read(&node.own().pointers).expect("a node's key has a pointer").sector()
 }
 
-async fn append(set: &CacheSet, write: Write) -> Result<(), Error> {
+async fn append(set: &CacheSet, write: NodeWrite) -> Result<(), Error> {
     write_head(set, write.sector, &write.set).await?;
     set.with(|s| {
         let cached = s.nodes.get_mut(write.slot);
@@ -185,7 +186,7 @@ async fn append(set: &CacheSet, write: Write) -> Result<(), Error> {
 /// logical block, and a torn bset makes the node unreadable (for the kernel too). So everything
 /// after its first block is made durable first: without its header the bset does not exist
 /// (invariant D2).
-pub async fn append_set(set: &CacheSet, sector: u64, write: &Sealed) -> Result<(), Error> {
+pub async fn append_set(set: &CacheSet, sector: u64, write: &SealedSet) -> Result<(), Error> {
     write_tail(set, sector, write).await?;
     flush_cache(set).await?;
     write_head(set, sector, write).await
@@ -196,7 +197,7 @@ fn head_bytes(set: &CacheSet) -> usize {
     usize::try_from(set.cache().info().logical_block_sectors * 512).expect("a block is small")
 }
 
-async fn write_tail(set: &CacheSet, sector: u64, write: &Sealed) -> Result<(), Error> {
+async fn write_tail(set: &CacheSet, sector: u64, write: &SealedSet) -> Result<(), Error> {
     let head = head_bytes(set);
     if write.bytes.len() <= head {
         return Ok(());
@@ -205,20 +206,20 @@ async fn write_tail(set: &CacheSet, sector: u64, write: &Sealed) -> Result<(), E
     // A slice of the same memory. If a device needs a larger alignment than its block, the driver
     // copies it.
     let tail = write.bytes.slice(head..write.bytes.len());
-    let written = set.write_cache(Cause::Btree, sector + head as u64 / 512, tail).await;
-    written.map_err(|source| set.fail(Error::Io { doing: Doing::Node, source }))
+    let written = set.write_cache(WriteCause::Btree, sector + head as u64 / 512, tail).await;
+    written.map_err(|source| set.fail(Error::Io { doing: ErrorContext::Node, source }))
 }
 
-async fn write_head(set: &CacheSet, sector: u64, write: &Sealed) -> Result<(), Error> {
+async fn write_head(set: &CacheSet, sector: u64, write: &SealedSet) -> Result<(), Error> {
     let head = head_bytes(set).min(write.bytes.len());
-    write_durably(set, Cause::Btree, sector, write.bytes.slice(0..head)).await?;
+    write_durably(set, WriteCause::Btree, sector, write.bytes.slice(0..head)).await?;
     // A length never counts what is not durable: invariant D5.
     is_durable(set, sector, write);
     Ok(())
 }
 
 /// Records that a bset of a node is durable, and everything before it in the node.
-fn is_durable(set: &CacheSet, sector: u64, write: &Sealed) {
+fn is_durable(set: &CacheSet, sector: u64, write: &SealedSet) {
     set.with(|s| {
         let blocks = write.bytes.len() / s.geometry.block_bytes();
         let blocks = write.block + u32::try_from(blocks).expect("a set is smaller than its node");
@@ -229,15 +230,20 @@ fn is_durable(set: &CacheSet, sector: u64, write: &Sealed) {
 
 /// Durably writes the first bset of a node that nothing points to yet. A failure latches: the tree
 /// on the device is behind what was acknowledged.
-pub async fn write_set(set: &CacheSet, sector: u64, write: &Sealed) -> Result<(), Error> {
-    write_durably(set, Cause::Btree, sector, write.bytes.clone()).await?;
+pub async fn write_set(set: &CacheSet, sector: u64, write: &SealedSet) -> Result<(), Error> {
+    write_durably(set, WriteCause::Btree, sector, write.bytes.clone()).await?;
     is_durable(set, sector, write);
     Ok(())
 }
 
 /// Writes metadata durably before it returns. On a device without FUA it uses the one flush that
 /// may run at a time. A failure latches (invariant D36).
-pub async fn write_durably(set: &CacheSet, cause: Cause, sector: u64, payload: Payload) -> Result<(), Error> {
+pub async fn write_durably(
+    set: &CacheSet,
+    cause: WriteCause,
+    sector: u64,
+    payload: Payload,
+) -> Result<(), Error> {
     set.check_alive()?;
     let has_fua = set.cache().info().fua;
     let written = match has_fua {
@@ -257,10 +263,12 @@ pub async fn flush_cache(set: &CacheSet) -> Result<(), Error> {
     let wanted = set.with(|s| s.buckets.flushes().wanted());
     loop {
         match set.with(|s| s.buckets.flush_turn(wanted)) {
-            Turn::Done => return Ok(()),
-            Turn::Failed(source) => return Err(set.fail(Error::Io { doing: Doing::CacheFlush, source })),
-            Turn::Wait => set.signals().cache_flushed.wait().await,
-            Turn::Run => {
+            CacheFlushAction::Done => return Ok(()),
+            CacheFlushAction::Failed(source) => {
+                return Err(set.fail(Error::Io { doing: ErrorContext::CacheFlush, source }));
+            }
+            CacheFlushAction::Wait => set.signals().cache_flushed.wait().await,
+            CacheFlushAction::Run => {
                 let flushed = set.cache().flush().await;
                 set.with(|s| s.cache_flush_ends(flushed));
                 set.signals().cache_flushed.notify_all();

@@ -7,12 +7,12 @@
 //! together moves in the order of the volumes, so that neighbours lie side by side afterwards.
 
 use crate::btree::pointer_to_read;
-use crate::cache_writes::Cause;
+use crate::cache_writes::WriteCause;
 use crate::cpu_cost::SORT_MAX;
 use crate::error::Error;
 use crate::phases::Phase;
 use crate::set::CacheSet;
-use crate::space::{Buckets, Class, Space, summaries};
+use crate::space::{Allocation, Buckets, DataClass, summaries};
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, join_all};
@@ -177,7 +177,7 @@ async fn move_key(set: &CacheSet, key: &Key) -> Result<u64, Error> {
     let mut at = key.start();
     while at < key.end {
         let of = Position { inode: key.inode, offset: at };
-        let Some(space) = set.with(|s| s.take_space(Class::Moved, Some(of), key.end - at)) else { break };
+        let Some(space) = set.with(|s| s.take_space(DataClass::Moved, Some(of), key.end - at)) else { break };
         let part = key.cut(at, at + space.sectors).expect("space is not longer than asked for");
         let done = copy(set, &part, space).await;
         set.with(|s| s.unpin(&space.pointers));
@@ -194,7 +194,7 @@ async fn move_key(set: &CacheSet, key: &Key) -> Result<u64, Error> {
     Ok(moved)
 }
 
-async fn copy(set: &CacheSet, part: &Key, space: Space) -> Result<u64, Error> {
+async fn copy(set: &CacheSet, part: &Key, space: Allocation) -> Result<u64, Error> {
     let from = pointer_to_read(&part.pointers).expect("a live key has a pointer");
     let length = usize::try_from(part.sectors() * 512).expect("a key is small");
     let (read, buffer) = set.read_cache(from.sector(), Buffer::zeroed(length)).await;
@@ -206,7 +206,7 @@ async fn copy(set: &CacheSet, part: &Key, space: Space) -> Result<u64, Error> {
     let payload = buffer.freeze();
     let _phase = set.begin(Phase::Move);
     for pointer in space.pointers.as_slice() {
-        if set.write_data(*pointer, payload.clone(), Cause::Moved).await.is_err() {
+        if set.write_data(*pointer, payload.clone(), WriteCause::Moved).await.is_err() {
             // The key keeps pointing to where the data is: invariant D1.
             return Ok(0);
         }

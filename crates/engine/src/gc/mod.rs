@@ -18,7 +18,7 @@ use crate::state::State;
 use bcached_format::{Inode, Key, Position};
 
 /// What a walk has seen of a leaf.
-pub(crate) struct Visited {
+pub(crate) struct LeafVisit {
     /// Where the next keys begin.
     pub next: Position,
     /// The next keys are in the next leaf.
@@ -50,7 +50,7 @@ impl State {
         &mut self,
         at: Position,
         mut visit: impl FnMut(&Buckets, &[Key]),
-    ) -> Attempt<Visited> {
+    ) -> Attempt<LeafVisit> {
         let slot = match self.descend(at, 0) {
             Ok(slot) => slot,
             Err(need) => return Attempt::Needs(need),
@@ -62,7 +62,7 @@ impl State {
         for run in runs {
             visit(buckets, run);
         }
-        Attempt::Done(Visited {
+        Attempt::Done(LeafVisit {
             next: next.unwrap_or(node.position()),
             is_end: next.is_none(),
             words_on_disk: node.words_on_disk(),

@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::gc::emptying;
 use crate::journal::writer;
 use crate::set::CacheSet;
-use crate::space::{Bucket, Usage};
+use crate::space::{Bucket, BucketUsage};
 use crate::state::State;
 use alloc::collections::BTreeSet;
 use bcached_env::Time;
@@ -35,7 +35,7 @@ const PAUSE_OF_STUCK: Duration = Duration::from_secs(60);
 
 /// The rounds of moving, for tasks that wait for the space that a round may gain.
 #[derive(Default, Debug)]
-pub struct Rounds {
+pub struct MoveRounds {
     begun: u64,
     /// The newest round that has ended, if it has moved nothing.
     vain: Option<u64>,
@@ -43,7 +43,7 @@ pub struct Rounds {
     stuck_tried: Option<Time>,
 }
 
-impl Rounds {
+impl MoveRounds {
     const fn begins(&mut self) {
         self.begun += 1;
     }
@@ -93,7 +93,7 @@ pub async fn run(set: CacheSet) {
 }
 
 /// The buckets that are emptied in one round.
-struct Victims {
+struct MoveVictims {
     ids: BTreeSet<BucketId>,
     /// Not all of them have a summary.
     are_unknown: bool,
@@ -103,12 +103,12 @@ struct Victims {
 /// the data of. There must be at least two, or nothing is gained. Buckets that are known to have no
 /// summary are chosen only if there are no others. Buckets that could not be emptied are chosen
 /// only from time to time, or the emptiest would be the same ones each time.
-async fn choose(set: &CacheSet) -> Option<Victims> {
-    let sparse = set.with(|s| Sparse {
+async fn choose(set: &CacheSet) -> Option<MoveVictims> {
+    let sparse = set.with(|s| SparseLimit {
         most: s.open.data_sectors() * s.sparse_percent() / 100,
         takes_stuck: s.moving.takes_stuck(s.now),
     });
-    let mut census = <[Census; 2]>::default();
+    let mut census = <[LevelCounts; 2]>::default();
     each_sparse(set, sparse, |_, bucket, level| {
         census[usize::from(bucket.is_unsummed)].count(level, bucket.dirty);
         false
@@ -145,27 +145,27 @@ async fn choose(set: &CacheSet) -> Option<Victims> {
         Some(ids.collect::<BTreeSet<_>>()).filter(|ids| ids.len() > 1)
     };
     if let Some(ids) = fitting(&summed, victims_max) {
-        return Some(Victims { ids, are_unknown: false });
+        return Some(MoveVictims { ids, are_unknown: false });
     }
     // One of each kind gains as much as two of one kind.
     let all = summed.into_iter().chain(unsummed).collect();
-    Some(Victims { ids: fitting(&all, VICTIMS_MAX)?, are_unknown: true })
+    Some(MoveVictims { ids: fitting(&all, VICTIMS_MAX)?, are_unknown: true })
 }
 
 /// Which buckets are sparse. This stays the same while a round is chosen, though the pressure may
 /// rise meanwhile.
 #[derive(Clone, Copy)]
-struct Sparse {
+struct SparseLimit {
     /// Most sectors of dirty data that a sparse bucket has.
     most: u64,
     /// Includes buckets that could not be emptied.
     takes_stuck: bool,
 }
 
-impl Sparse {
+impl SparseLimit {
     /// Returns whether a bucket has dirty data, but not too much of it, and is not pinned.
     fn holds(self, bucket: &Bucket) -> bool {
-        bucket.usage == Usage::Data
+        bucket.usage == BucketUsage::Data
             && bucket.pins == 0
             && (1..=self.most).contains(&u64::from(bucket.dirty))
             && (self.takes_stuck || !bucket.is_stuck)
@@ -180,7 +180,11 @@ impl Sparse {
 
 /// Passes each sparse bucket and its fill level to `look`, while buckets are scarce. `look` returns
 /// whether it has sorted the bucket among others. Other tasks run between the pieces.
-async fn each_sparse(set: &CacheSet, sparse: Sparse, mut look: impl FnMut(BucketId, &Bucket, usize) -> bool) {
+async fn each_sparse(
+    set: &CacheSet,
+    sparse: SparseLimit,
+    mut look: impl FnMut(BucketId, &Bucket, usize) -> bool,
+) {
     let mut at = 0;
     while set.with(|s| (at as u64) < s.buckets.count() && s.are_buckets_scarce()) {
         set.env().breathe().await;
@@ -205,15 +209,15 @@ async fn each_sparse(set: &CacheSet, sparse: Sparse, mut look: impl FnMut(Bucket
 /// The number of sparse buckets of each level, and their dirty sectors. With it only the emptiest
 /// buckets need be sorted.
 #[derive(Clone, Copy)]
-struct Census([(usize, u64); LEVELS]);
+struct LevelCounts([(usize, u64); LEVELS]);
 
-impl Default for Census {
+impl Default for LevelCounts {
     fn default() -> Self {
         Self([(0, 0); LEVELS])
     }
 }
 
-impl Census {
+impl LevelCounts {
     fn count(&mut self, level: usize, dirty: u32) {
         let (buckets, sectors) = &mut self.0[level];
         *buckets += 1;
@@ -221,28 +225,28 @@ impl Census {
     }
 
     /// Selects the emptiest buckets whose dirty data fills `room` sectors, and one more.
-    fn emptiest(&self, room: u64) -> Emptiest {
+    fn emptiest(&self, room: u64) -> EmptiestBuckets {
         let (mut left, mut buckets_left) = (room, VICTIMS_MAX);
         for (level, (buckets, sectors)) in self.0.iter().enumerate() {
             if *sectors >= left || *buckets >= buckets_left {
                 let fitting = left * *buckets as u64 / (*sectors).max(1) + 1;
                 let fitting = usize::try_from(fitting).unwrap_or(usize::MAX).min(buckets_left);
-                return Emptiest { below: level, of_it: fitting };
+                return EmptiestBuckets { below: level, of_it: fitting };
             }
             left -= sectors;
             buckets_left -= buckets;
         }
-        Emptiest { below: LEVELS, of_it: 0 }
+        EmptiestBuckets { below: LEVELS, of_it: 0 }
     }
 }
 
 /// All buckets below a level, and a number of those at it.
-struct Emptiest {
+struct EmptiestBuckets {
     below: usize,
     of_it: usize,
 }
 
-impl Emptiest {
+impl EmptiestBuckets {
     /// Returns whether a bucket of `level` is among them.
     fn takes(&mut self, level: usize) -> bool {
         if level == self.below && self.of_it > 0 {
@@ -255,7 +259,7 @@ impl Emptiest {
 
 /// Empties the buckets. Returns true if that has gained anything, or has shown that there is
 /// another way.
-async fn empty(set: &CacheSet, victims: &Victims) -> Result<bool, Error> {
+async fn empty(set: &CacheSet, victims: &MoveVictims) -> Result<bool, Error> {
     let dirty = |s: &mut State| victims.ids.iter().map(|id| u64::from(s.buckets.get(*id).dirty)).sum::<u64>();
     let before = set.with(dirty);
     let mut learned = false;

@@ -20,9 +20,9 @@
 //! The keys are replaced by holes, journalled like those of a discard. After a crash in the middle
 //! the next start does the rest.
 
-use crate::btree::Record;
+use crate::btree::InsertKind;
 use crate::error::Error;
-use crate::request::Range;
+use crate::request::SectorRange;
 use crate::request::holes::holes;
 use crate::set::CacheSet;
 use crate::space::Buckets;
@@ -75,14 +75,14 @@ pub(crate) async fn make_void(
         if set.with(|s| s.stopping) {
             return Err(Error::Stopping);
         }
-        let mut found: Option<Range> = None;
+        let mut found: Option<SectorRange> = None;
         let upto = set
             .attempt(|s| {
                 found = None;
                 s.keys_in_leaf(inode, at, end, &mut |buckets, key| {
                     if unwanted(buckets, key) {
                         let start = found.map_or(key.start(), |before| before.start);
-                        found = Some(Range { start, end: key.end });
+                        found = Some(SectorRange { start, end: key.end });
                     }
                 })
             })
@@ -92,7 +92,7 @@ pub(crate) async fn make_void(
             if set.with(|s| s.stopping) {
                 return Err(Error::Stopping);
             }
-            set.put_key(&hole, Record::Journal).await?;
+            set.put_key(&hole, InsertKind::Journal).await?;
         }
         at = upto;
     }

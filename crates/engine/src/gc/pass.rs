@@ -14,7 +14,7 @@
 //! pointer 128 generations old would pass for a new one.
 
 use crate::btree::coalesce::coalesce;
-use crate::btree::split::{self, Interior};
+use crate::btree::split::{self, InteriorNode};
 use crate::cpu_cost::VISIT_MAX;
 use crate::error::Error;
 use crate::journal::writer;
@@ -85,7 +85,7 @@ async fn rest(set: &CacheSet, after_failure: Option<Duration>) {
 
 /// The live content of the tree, as found at the start or by the last complete pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct TreeStats {
     /// Nodes of the tree.
     pub nodes: u64,
     /// Leaves among them.
@@ -99,19 +99,19 @@ pub struct Found {
 }
 
 /// The state of one pass.
-struct Pass {
-    found: Found,
-    oldest: Oldest,
+struct GcPass {
+    found: TreeStats,
+    oldest: OldestGenerations,
     /// A node could not be rewritten because there are no buckets, and none will come before the
     /// pass has finished. The rest of the pass only looks.
     lacks_buckets: bool,
     /// Why a node was skipped, if one was.
     passed_by: Option<Error>,
     /// The previous leaf, if it may be merged with the next one.
-    sparse: Option<Leaf>,
+    sparse: Option<LeafScan>,
 }
 
-impl Pass {
+impl GcPass {
     /// Skips a node for `at` that cannot be read, or cannot be processed now; returns where the
     /// next one begins. An error means that the set has failed.
     fn passes_by(
@@ -131,9 +131,9 @@ impl Pass {
 pub async fn pass(set: &CacheSet) -> Result<(), Error> {
     // For a bucket that no pointer names, the oldest generation is that at the start of the pass.
     let began = set.env().now();
-    let mut pass = Pass {
-        found: Found::default(),
-        oldest: Oldest::begin(set).await,
+    let mut pass = GcPass {
+        found: TreeStats::default(),
+        oldest: OldestGenerations::begin(set).await,
         lacks_buckets: false,
         passed_by: None,
         sparse: None,
@@ -158,7 +158,7 @@ pub async fn pass(set: &CacheSet) -> Result<(), Error> {
 }
 
 /// Visits all leaves. Returns false if the set stops meanwhile.
-async fn visit_leaves(set: &CacheSet, pass: &mut Pass) -> Result<bool, Error> {
+async fn visit_leaves(set: &CacheSet, pass: &mut GcPass) -> Result<bool, Error> {
     let mut at = Position::ZERO;
     for number in 1.. {
         if set.with(|s| s.stopping) {
@@ -179,7 +179,7 @@ async fn visit_leaves(set: &CacheSet, pass: &mut Pass) -> Result<bool, Error> {
 }
 
 /// Processes the leaf for `at`, or replaces it by another; returns where to go on.
-async fn see_leaf(set: &CacheSet, pass: &mut Pass, at: Position) -> Result<Position, Error> {
+async fn see_leaf(set: &CacheSet, pass: &mut GcPass, at: Position) -> Result<Position, Error> {
     let mut seen: Vec<Pointer> = Vec::new();
     let mut leaf = visit(set, at, &mut seen).await?;
     let before = pass.sparse.take();
@@ -211,7 +211,7 @@ async fn see_leaf(set: &CacheSet, pass: &mut Pass, at: Position) -> Result<Posit
 }
 
 /// What a pass has seen of a leaf.
-struct Leaf {
+struct LeafScan {
     /// Where the leaf begins.
     begin: Position,
     /// Where the next leaf begins.
@@ -223,10 +223,10 @@ struct Leaf {
     /// Words of its live keys.
     live_words: usize,
     /// Its extents.
-    found: Found,
+    found: TreeStats,
 }
 
-impl Found {
+impl TreeStats {
     /// The content of a tree that is one empty leaf.
     pub const NOTHING: Self = Self { nodes: 1, leaves: 1, key_bytes: 0, keys: 0, key_sectors: 0 };
 
@@ -266,8 +266,8 @@ impl Found {
 /// Counts the live keys of a run, and reports each stale pointer with its age. The sums stay in
 /// registers: a pass looks at four keys or more for each block that is overwritten.
 #[inline]
-fn see_run(buckets: &Buckets, run: &[Key], mut is_stale: impl FnMut(Pointer, u8)) -> Found {
-    let mut alive = Found::default();
+fn see_run(buckets: &Buckets, run: &[Key], mut is_stale: impl FnMut(Pointer, u8)) -> TreeStats {
+    let mut alive = TreeStats::default();
     let mut is_alive = |pointer: Pointer| match buckets.age_of(pointer) {
         Some(0) => true,
         // Only stale pointers are reported: a current one is no older than what the pass began
@@ -295,8 +295,8 @@ fn see_run(buckets: &Buckets, run: &[Key], mut is_stale: impl FnMut(Pointer, u8)
 
 /// Visits the leaf for `at`, and adds the stale pointers to `seen`. Other tasks run between the
 /// pieces. If they change the leaf, code that acts on what was seen checks again.
-async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<Leaf, Error> {
-    let (mut found, mut stale_max) = (Found::default(), 0);
+async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<LeafScan, Error> {
+    let (mut found, mut stale_max) = (TreeStats::default(), 0);
     let mut next = at;
     loop {
         if !set.with(|s| s.starvation.wants_pass()) {
@@ -320,13 +320,13 @@ async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<
             // A leaf with old pointers is made anew without them: invariant D12.
             let wants_rewrite = stale_max > STALE_REWRITE || half_dead;
             let is_sparse = set.with(|s| s.is_one_node(live_words));
-            return Ok(Leaf { begin: at, end: next, wants_rewrite, is_sparse, live_words, found });
+            return Ok(LeafScan { begin: at, end: next, wants_rewrite, is_sparse, live_words, found });
         }
     }
 }
 
 /// Visits all interior nodes. Returns false if the set stops meanwhile.
-async fn visit_interior(set: &CacheSet, pass: &mut Pass) -> Result<bool, Error> {
+async fn visit_interior(set: &CacheSet, pass: &mut GcPass) -> Result<bool, Error> {
     for level in 1..=u8::MAX {
         let mut at = Position::ZERO;
         while at < Position::MAX {
@@ -348,7 +348,7 @@ async fn visit_interior(set: &CacheSet, pass: &mut Pass) -> Result<bool, Error> 
 /// on, or `None` if the tree has no such level.
 async fn see_interior(
     set: &CacheSet,
-    pass: &mut Pass,
+    pass: &mut GcPass,
     (at, level): (Position, u8),
 ) -> Result<Option<Position>, Error> {
     if !pass.lacks_buckets && coalesce(set, (at, level)).await? {
@@ -359,7 +359,8 @@ async fn see_interior(
         let age = |id| buckets.get(id).generation.after(pointer.generation());
         !pass.lacks_buckets && buckets.of(pointer).is_some_and(|id| age(id) > STALE_REWRITE)
     };
-    let Some(Interior { end, named, lacks_buckets }) = split::tidy(set, (at, level), is_due).await? else {
+    let Some(InteriorNode { end, named, lacks_buckets }) = split::tidy(set, (at, level), is_due).await?
+    else {
         return Ok(None);
     };
     pass.lacks_buckets |= lacks_buckets;
@@ -370,9 +371,9 @@ async fn see_interior(
 
 /// The oldest generation seen of each bucket. It is kept in the table of buckets: a pass that
 /// needed memory for it could fail for lack of memory.
-struct Oldest;
+struct OldestGenerations;
 
-impl Oldest {
+impl OldestGenerations {
     /// Starts with the current generations.
     async fn begin(set: &CacheSet) -> Self {
         each_part(set, Buckets::begin_seeing).await;

@@ -15,11 +15,11 @@
 //! is left as it is for the next start.
 
 use crate::btree::budget::REWRITE_NODES;
-use crate::btree::split::Step;
-use crate::btree::{Attempt, Child, Need, background_rewrite, background_walk, load};
+use crate::btree::split::RewriteOutcome;
+use crate::btree::{Attempt, Need, NodeRef, background_rewrite, background_walk, load};
 use crate::cpu_cost::VISIT_MAX;
 use crate::error::Error;
-use crate::journal::overlay::Next;
+use crate::journal::overlay::NextKey;
 use crate::journal::writer;
 use crate::phases::Phase;
 use crate::set::CacheSet;
@@ -34,7 +34,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// The result of a sweep over the tree.
 #[derive(Default)]
-struct Sweep {
+struct DrainResult {
     /// Number of keys applied.
     put: usize,
     /// The first error that kept other keys from being applied.
@@ -63,7 +63,7 @@ pub async fn run(set: CacheSet) {
         }
         let swept = sweep(&set, from, is_choosy).await;
         from = Position::ZERO;
-        let Ok(Sweep { put, met }) = swept else { return };
+        let Ok(DrainResult { put, met }) = swept else { return };
         is_choosy = put > 0;
         // Leaves have changed, and writing some of them may free journal space.
         set.with(writer::relieve);
@@ -100,9 +100,9 @@ async fn are_frozen(set: &CacheSet) -> bool {
             s.work.visit(VISIT_MAX);
             for _ in 0..VISIT_MAX {
                 match s.overlay.next_from(at, u64::MAX, 1) {
-                    Next::Key(key) if s.frozen.holds(&key) => at = key.position(),
-                    Next::Key(_) => return Some(false),
-                    Next::Behind(_) | Next::None => return Some(true),
+                    NextKey::Key(key) if s.frozen.holds(&key) => at = key.position(),
+                    NextKey::Key(_) => return Some(false),
+                    NextKey::Behind(_) | NextKey::None => return Some(true),
                 }
             }
             None
@@ -134,12 +134,12 @@ async fn carry(set: &CacheSet) -> Result<(), Error> {
             s.overlay.next_from(at, through, VISIT_MAX)
         });
         at = match next {
-            Next::Key(key) => {
+            NextKey::Key(key) => {
                 set.attempt(|s| s.carry_pending(&key)).await?;
                 key.position()
             }
-            Next::Behind(at) => at,
-            Next::None => break,
+            NextKey::Behind(at) => at,
+            NextKey::None => break,
         };
     }
     writer::commit(set).await
@@ -161,8 +161,8 @@ async fn makes_way(set: &CacheSet) {
 ///
 /// # Errors
 /// The set has failed.
-async fn sweep(set: &CacheSet, from: Position, is_choosy: bool) -> Result<Sweep, Error> {
-    let (mut at, mut sweep) = (from, Sweep::default());
+async fn sweep(set: &CacheSet, from: Position, is_choosy: bool) -> Result<DrainResult, Error> {
+    let (mut at, mut sweep) = (from, DrainResult::default());
     // The leaves of keys that begin before this position have been read.
     let mut upto = from;
     // Apply all keys of a leaf that is in memory: reading it again for the rest would cost more
@@ -179,12 +179,12 @@ async fn sweep(set: &CacheSet, from: Position, is_choosy: bool) -> Result<Sweep,
             s.overlay.next_from(at, through, VISIT_MAX)
         });
         let key = match next {
-            Next::Key(key) => key,
-            Next::Behind(next) => {
+            NextKey::Key(key) => key,
+            NextKey::Behind(next) => {
                 at = next;
                 continue;
             }
-            Next::None => return Ok(sweep),
+            NextKey::None => return Ok(sweep),
         };
         let start = key.start_position();
         if start >= upto {
@@ -222,22 +222,24 @@ fn is_passing(error: &Error) -> bool {
 /// Applies as much of a key as belongs to its first leaf, and returns where that leaf ends. `None`:
 /// no buckets are available for a split.
 async fn put(set: &CacheSet, key: &Key) -> Result<Option<Position>, Error> {
-    enum Put {
+    enum PutOutcome {
         Done(Position),
         Full { at: Position, words: usize },
     }
     loop {
         let put = set
             .attempt(|s| match s.put_pending(key.position()) {
-                Attempt::Done(()) => Attempt::Done(Put::Done(s.end_of_missing_node(key.start_position(), 0))),
-                Attempt::Needs(Need::Split { at, words }) => Attempt::Done(Put::Full { at, words }),
+                Attempt::Done(()) => {
+                    Attempt::Done(PutOutcome::Done(s.end_of_missing_node(key.start_position(), 0)))
+                }
+                Attempt::Needs(Need::Split { at, words }) => Attempt::Done(PutOutcome::Full { at, words }),
                 Attempt::Needs(need) => Attempt::Needs(need),
             })
             .await?;
         match put {
-            Put::Done(end) => return Ok(Some(end)),
-            Put::Full { at, words } if make_room(set, at, words).await? => {}
-            Put::Full { .. } => return Ok(None),
+            PutOutcome::Done(end) => return Ok(Some(end)),
+            PutOutcome::Full { at, words } if make_room(set, at, words).await? => {}
+            PutOutcome::Full { .. } => return Ok(None),
         }
     }
 }
@@ -247,9 +249,9 @@ async fn put(set: &CacheSet, key: &Key) -> Result<Option<Position>, Error> {
 async fn make_room(set: &CacheSet, at: Position, words: usize) -> Result<bool, Error> {
     loop {
         match background_rewrite::step(set, at, words).await? {
-            Some(Step::Done) | None => return Ok(true),
-            Some(Step::Parent) => {}
-            Some(Step::NoBuckets) => {
+            Some(RewriteOutcome::Done) | None => return Ok(true),
+            Some(RewriteOutcome::Parent) => {}
+            Some(RewriteOutcome::NoBuckets) => {
                 set.with(|s| s.overlay.waits_for_buckets = true);
                 // Tasks that wait for journal space learn that the overlay may need it.
                 set.signals().journal_progress.notify_all();
@@ -268,13 +270,13 @@ impl State {
     /// Returns the leaves that are not in memory, at most `most`, for the pending key that begins
     /// at `start` and the pending keys behind it of entries up to `through`; and the end of the
     /// last leaf that was looked up. Leaves whose parent nodes are not in memory are left out.
-    fn leaves_of_pending(&mut self, start: Position, through: u64, most: usize) -> (Vec<Child>, Position) {
+    fn leaves_of_pending(&mut self, start: Position, through: u64, most: usize) -> (Vec<NodeRef>, Position) {
         self.leaves_of(start, most, |s, upto| {
             s.work.visit(VISIT_MAX / 8);
             match s.overlay.next_from(upto, through, VISIT_MAX / 8) {
                 // A key that begins before `upto` has been looked up already.
-                Next::Key(key) => Some(key.start_position().max(upto)),
-                Next::Behind(_) | Next::None => None,
+                NextKey::Key(key) => Some(key.start_position().max(upto)),
+                NextKey::Behind(_) | NextKey::None => None,
             }
         })
     }

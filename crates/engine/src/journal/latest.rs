@@ -10,11 +10,11 @@ use core::ops::Bound;
 
 /// The last key for each extent with the number of its entry, indexed by where it ends.
 #[derive(Default)]
-pub struct Latest {
+pub struct LatestKeys {
     keys: BTreeMap<Position, (u64, Key)>,
 }
 
-impl Latest {
+impl LatestKeys {
     /// Merges `keys`, which are in journal order. Yields between pieces.
     pub async fn of(env: &Env, keys: &[(u64, Key)]) -> Self {
         let mut latest = Self::default();
@@ -116,7 +116,7 @@ mod tests {
         const SECTORS: u64 = 200;
         let mut rng = Rng::new(3);
         for _ in 0..200 {
-            let (mut latest, mut wanted) = (Latest::default(), BTreeMap::new());
+            let (mut latest, mut wanted) = (LatestKeys::default(), BTreeMap::new());
             for sequence in 1..60 {
                 let (start, size) = (rng.below(SECTORS), 1 + rng.below(20));
                 let inode = Inode(u32::try_from(rng.below(2)).expect("small"));

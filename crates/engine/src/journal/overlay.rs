@@ -15,10 +15,10 @@
 //! removed from the overlay in the same transition that inserts it into the leaf, and never
 //! returns: whatever enters the leaf later is newer.
 
-use crate::backoff::Tries;
-use crate::btree::{Attempt, Content, Need, Piece, Record, live_pointers};
+use crate::backoff::Backoff;
+use crate::btree::{Attempt, Content, InsertKind, Need, Piece, live_pointers};
 use crate::error::Error;
-use crate::journal::latest::{Latest, rest_of};
+use crate::journal::latest::{LatestKeys, rest_of};
 use crate::journal::replay::is_void;
 use crate::state::State;
 use alloc::collections::BTreeMap;
@@ -27,14 +27,14 @@ use bcached_format::{Inode, Key, Position};
 /// The overlay keys, and the journal entries and buckets that they pin.
 #[derive(Default)]
 pub struct Overlay {
-    keys: Latest,
+    keys: LatestKeys,
     /// Number of keys from each journal entry.
     by_entry: BTreeMap<u64, u32>,
-    by_inode: BTreeMap<Inode, Counts>,
+    by_inode: BTreeMap<Inode, KeyCounts>,
     /// The overlay has held keys: inconsistencies in the metadata may be discovered late.
     was_there: bool,
     /// The tries that could not apply all keys, and their error.
-    trouble: Tries,
+    trouble: Backoff,
     /// All remaining keys belong to damaged leaves that are skipped
     /// ([`crate::btree::frozen_ranges`]). They stay here, and no task waits for them.
     pub are_frozen: bool,
@@ -47,13 +47,13 @@ pub struct Overlay {
 
 /// Key counts of one volume.
 #[derive(Clone, Copy, Default)]
-struct Counts {
+struct KeyCounts {
     keys: usize,
     dirty: usize,
 }
 
 /// Where the next key is, for code that applies one after the other.
-pub enum Next {
+pub enum NextKey {
     /// This key.
     Key(Key),
     /// The search stopped here without a match; the next key lies behind this position.
@@ -118,26 +118,26 @@ impl Overlay {
 
     /// The next key behind `at` from an entry up to `through`. Looks at no more than `most` keys.
     #[must_use]
-    pub fn next_from(&self, at: Position, through: u64, most: usize) -> Next {
+    pub fn next_from(&self, at: Position, through: u64, most: usize) -> NextKey {
         let mut seen = 0;
         let mut last = at;
         for (sequence, key) in self.keys.behind(at) {
             if seen == most {
-                return Next::Behind(last);
+                return NextKey::Behind(last);
             }
             if *sequence <= through {
-                return Next::Key(*key);
+                return NextKey::Key(*key);
             }
             (seen, last) = (seen + 1, key.position());
         }
-        Next::None
+        NextKey::None
     }
 
     /// Records the end of a try to apply all keys, and the error that it met, if any.
     pub fn tried(&mut self, met: Option<Error>) {
         match met {
             Some(error) => self.trouble.meets(error),
-            None => self.trouble = Tries::NONE,
+            None => self.trouble = Backoff::NONE,
         }
     }
 
@@ -253,7 +253,7 @@ impl State {
     /// the key has been applied already.
     pub(crate) fn put_pending(&mut self, end: Position) -> Attempt<()> {
         let Some((sequence, key)) = self.overlay.keys.get(end) else { return Attempt::Done(()) };
-        let upto = match self.insert(&self.or_hole(&key), Record::Replay(sequence)) {
+        let upto = match self.insert(&self.or_hole(&key), InsertKind::Replay(sequence)) {
             Attempt::Done(upto) => upto,
             Attempt::Needs(need) => return Attempt::Needs(need),
         };

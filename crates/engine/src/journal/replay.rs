@@ -12,13 +12,13 @@
 //!
 //! [`latest`]: crate::journal::latest
 
-use crate::btree::{Child, Record, load, walk};
+use crate::btree::{InsertKind, NodeRef, load, walk};
 use crate::cpu_cost::{SORT_MAX, SORT_NS, VISIT_MAX};
-use crate::error::{Doing, Error};
-use crate::journal::latest::Latest;
-use crate::journal::scan::Entry;
+use crate::error::{Error, ErrorContext};
+use crate::journal::latest::LatestKeys;
+use crate::journal::scan::JournalEntry;
 use crate::journal::{drain, writer};
-use crate::set::{CacheSet, Duty};
+use crate::set::{CacheSet, TaskKind};
 use crate::space::Buckets;
 use crate::state::State;
 use alloc::collections::BTreeSet;
@@ -32,7 +32,7 @@ const LAID_MAX: usize = 32;
 
 /// The keys of the entries, followed by those of the note, with the numbers of their entries (0:
 /// note). Their valid pointers are pinned.
-pub struct Pending {
+pub struct ReplayKeys {
     keys: Vec<(u64, Key)>,
     /// Number of keys that come from entries.
     journalled: usize,
@@ -43,17 +43,18 @@ pub struct Pending {
 /// as they were written, not that they make sense (invariant D40). Yields between pieces.
 pub async fn prepare(
     env: &Env,
-    entries: Vec<Entry>,
+    entries: Vec<JournalEntry>,
     note: &[NoteRecord],
     geometry: &Geometry,
     buckets: &mut Buckets,
-) -> Result<Pending, Error> {
+) -> Result<ReplayKeys, Error> {
     let mut keys: Vec<(u64, Key)> = Vec::new();
     for entry in entries {
         walk::pause(env, entry.keys.len()).await;
         for key in entry.keys {
             let checked = check_key(geometry, &key);
-            checked.map_err(|source| Error::Format { doing: Doing::Journal, source: source.into() })?;
+            checked
+                .map_err(|source| Error::Format { doing: ErrorContext::Journal, source: source.into() })?;
             keys.push((entry.header.seq, key));
         }
     }
@@ -67,7 +68,7 @@ pub async fn prepare(
         for record in records {
             let key = key_of_note(record).ok_or(Error::Inconsistent("a record of the note has no key"))?;
             let checked = check_key(geometry, &key);
-            checked.map_err(|source| Error::Format { doing: Doing::Note, source: source.into() })?;
+            checked.map_err(|source| Error::Format { doing: ErrorContext::Note, source: source.into() })?;
             keys.push((0, key));
         }
     }
@@ -86,7 +87,7 @@ pub async fn prepare(
             }
         }
     }
-    Ok(Pending { keys, journalled })
+    Ok(ReplayKeys { keys, journalled })
 }
 
 /// Checks that a key to be replayed covers something and is valid in a leaf.
@@ -99,7 +100,7 @@ fn check_key(geometry: &Geometry, key: &Key) -> Result<(), KeyError> {
 
 /// Where the live data of a key lies on the cache device, and which data of which volume it is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Extent {
+struct LiveExtent {
     sector: u64,
     end: u64,
     inode: Inode,
@@ -113,7 +114,7 @@ struct Extent {
 /// one: a bucket would count more live data than it holds. The same extent may appear many times,
 /// also in parts.
 async fn check_disjoint(env: &Env, keys: &[(u64, Key)], buckets: &Buckets) -> Result<(), Error> {
-    let mut extents: BTreeSet<Extent> = BTreeSet::new();
+    let mut extents: BTreeSet<LiveExtent> = BTreeSet::new();
     for keys in keys.chunks(SORT_MAX) {
         env.breathe().await;
         env.charge(SORT_NS * keys.len() as u64);
@@ -123,19 +124,19 @@ async fn check_disjoint(env: &Env, keys: &[(u64, Key)], buckets: &Buckets) -> Re
                 |(copy, pointer)| {
                     let sector = pointer.sector();
                     let shift = key.start().wrapping_sub(sector);
-                    Extent { sector, end: sector + key.sectors(), inode: key.inode, shift, copy }
+                    LiveExtent { sector, end: sector + key.sectors(), inode: key.inode, shift, copy }
                 },
             ));
         }
     }
     // An extent that overlaps any earlier one overlaps the one that reaches furthest.
-    let mut furthest: Option<Extent> = None;
+    let mut furthest: Option<LiveExtent> = None;
     for (number, extent) in extents.into_iter().enumerate() {
         if number % VISIT_MAX == 0 {
             walk::pause(env, VISIT_MAX).await;
         }
         if let Some(before) = furthest.filter(|before| extent.sector < before.end) {
-            let of = |extent: &Extent| (extent.inode, extent.shift, extent.copy);
+            let of = |extent: &LiveExtent| (extent.inode, extent.shift, extent.copy);
             if of(&before) != of(&extent) {
                 return Err(Error::Inconsistent("two keys of the journal share sectors of a cache bucket"));
             }
@@ -151,7 +152,7 @@ async fn check_disjoint(env: &Env, keys: &[(u64, Key)], buckets: &Buckets) -> Re
 /// nothing older is needed, the journal has room for the keys of the note, which are journalled
 /// anew. Afterwards nothing is left to replay for the next start (by a kernel too) except, after a
 /// long journal, its last run, which is in the overlay.
-pub async fn apply(set: &CacheSet, pending: Pending) -> Result<(), Error> {
+pub async fn apply(set: &CacheSet, pending: ReplayKeys) -> Result<(), Error> {
     let (journalled, noted) = pending.keys.split_at(pending.journalled);
     let mut lies_over = set.with(|s| journalled.len() >= s.options.replay_beside.max(1));
     if !lies_over {
@@ -165,7 +166,7 @@ pub async fn apply(set: &CacheSet, pending: Pending) -> Result<(), Error> {
     if !is_beside {
         note_dirty(set, &pending.keys).await;
         writer::checkpoint(set).await?;
-        replay_in_order(set, Latest::of(set.env(), noted).await, |_| Some(Record::Journal)).await?;
+        replay_in_order(set, LatestKeys::of(set.env(), noted).await, |_| Some(InsertKind::Journal)).await?;
     }
     for keys in pending.keys.chunks(VISIT_MAX) {
         set.env().breathe().await;
@@ -200,7 +201,7 @@ async fn replay_beside(set: &CacheSet, keys: &[(u64, Key)], noted: &[(u64, Key)]
         return Ok(false);
     }
     note_ages(set, keys).await;
-    let mut latest = Latest::of(set.env(), last).await;
+    let mut latest = LatestKeys::of(set.env(), last).await;
     while !latest.is_empty() {
         set.env().breathe().await;
         set.with(|s| {
@@ -216,7 +217,7 @@ async fn replay_beside(set: &CacheSet, keys: &[(u64, Key)], noted: &[(u64, Key)]
         s.journal.unpin(*first);
         s.overlay.grows = true;
     });
-    set.spawn(Duty::Changing, drain::run);
+    set.spawn(TaskKind::Changing, drain::run);
     for (_, key) in noted {
         while !set.attempt(|s| s.journal_pending(key)).await? {}
     }
@@ -228,7 +229,7 @@ async fn replay_beside(set: &CacheSet, keys: &[(u64, Key)], noted: &[(u64, Key)]
 /// Notes which volumes have dirty data according to the last keys of journal and note, when all of
 /// these are applied to leaves. [`replay_beside`] notes those that it puts into the overlay.
 async fn note_dirty(set: &CacheSet, keys: &[(u64, Key)]) {
-    let mut latest = Latest::of(set.env(), keys).await;
+    let mut latest = LatestKeys::of(set.env(), keys).await;
     while !latest.is_empty() {
         set.env().breathe().await;
         set.with(|s| {
@@ -268,8 +269,8 @@ async fn replay_entries(set: &CacheSet, keys: &[(u64, Key)]) -> Result<(), Error
         // No entry of the run is released before all keys of the run are in leaves. Without room
         // for that, the entries are replayed one by one (invariant L6). Keys may then be applied
         // twice, an older one over a newer one; the following keys correct that.
-        let record = |sequence| (!is_scarce()).then_some(Record::Replay(sequence));
-        if is_scarce() || !replay_in_order(set, Latest::of(set.env(), stretch).await, record).await? {
+        let record = |sequence| (!is_scarce()).then_some(InsertKind::Replay(sequence));
+        if is_scarce() || !replay_in_order(set, LatestKeys::of(set.env(), stretch).await, record).await? {
             replay_one_by_one(set, stretch).await?;
         }
     }
@@ -292,8 +293,8 @@ async fn let_go_if_scarce(set: &CacheSet) -> Result<bool, Error> {
 /// returned none for a key.
 async fn replay_in_order(
     set: &CacheSet,
-    mut keys: Latest,
-    record: impl Fn(u64) -> Option<Record>,
+    mut keys: LatestKeys,
+    record: impl Fn(u64) -> Option<InsertKind>,
 ) -> Result<bool, Error> {
     // The leaves of keys that begin before this position have been read.
     let mut upto = Position::ZERO;
@@ -321,7 +322,7 @@ async fn replay_one_by_one(set: &CacheSet, keys: &[(u64, Key)]) -> Result<(), Er
         if has_moved && let_go_if_scarce(set).await? {
             has_moved = false;
         }
-        replay_key(set, key, Record::Replay(*sequence)).await?;
+        replay_key(set, key, InsertKind::Replay(*sequence)).await?;
     }
     Ok(())
 }
@@ -336,7 +337,7 @@ impl State {
         start: Position,
         most: usize,
         after: impl Fn(&mut Self, Position) -> Option<Position>,
-    ) -> (Vec<Child>, Position) {
+    ) -> (Vec<NodeRef>, Position) {
         let (mut missing, mut upto) = (Vec::new(), start);
         if self.root.level == 0 {
             return (missing, Position::MAX);
@@ -346,7 +347,8 @@ impl State {
             let Some(start) = next else { break };
             let Ok(slot) = self.descend(start, 1) else { break };
             let leaf = self.nodes.get(slot).node().child_for(start);
-            let leaf = Child { key: *leaf.expect("the children of a checked node reach its end"), level: 0 };
+            let leaf =
+                NodeRef { key: *leaf.expect("the children of a checked node reach its end"), level: 0 };
             if self.nodes.find(leaf.pointer()).is_none() {
                 missing.push(leaf);
             }
@@ -358,7 +360,7 @@ impl State {
 }
 
 /// Applies a key, or a hole if none of its data is left.
-async fn replay_key(set: &CacheSet, key: &Key, record: Record) -> Result<(), Error> {
+async fn replay_key(set: &CacheSet, key: &Key, record: InsertKind) -> Result<(), Error> {
     if set.with(|s| is_void(&s.buckets, key)) {
         set.put_key(&Key::hole(key.inode, key.start(), key.end), record).await
     } else {

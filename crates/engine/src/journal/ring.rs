@@ -12,7 +12,7 @@
 use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
-use bcached_env::{Payload, Stock};
+use bcached_env::{BufferPool, Payload};
 use bcached_format::Key;
 
 /// Entries without keys that must always find room: two writes of the priorities, one of the UUID
@@ -31,7 +31,7 @@ const ENTRY_SECTORS_MAX: u64 = 64;
 
 /// Where a closed entry is written, and which older entries it still needs.
 #[derive(Debug)]
-pub struct Closed {
+pub struct ClosedEntry {
     /// Its sequence number.
     pub sequence: u64,
     /// The oldest entry still needed.
@@ -70,7 +70,7 @@ pub struct Journal {
     /// An empty vector with the capacity of an entry that has been closed, for the next entry.
     room: Vec<Key>,
     /// Memory for the bytes of entries.
-    pub memory: Stock,
+    pub memory: BufferPool,
     /// Words of `keys`.
     words: usize,
     pins: BTreeMap<u64, u32>,
@@ -102,7 +102,7 @@ impl Journal {
             next: 1,
             keys: Vec::new(),
             room: Vec::new(),
-            memory: Stock::new(MEMORY_MAX),
+            memory: BufferPool::new(MEMORY_MAX),
             words: 0,
             pins: BTreeMap::new(),
             replaying: None,
@@ -372,7 +372,7 @@ impl Journal {
 
     /// Closes the open entry and opens the next. Returns `None` if the entry does not fit yet:
     /// space must be reclaimed first.
-    pub fn close(&mut self) -> Option<Closed> {
+    pub fn close(&mut self) -> Option<ClosedEntry> {
         assert!(!self.in_flight, "one entry in flight at a time");
         let sectors = self.entry_sectors(self.words);
         let (before, frees) = (self.current, self.would_free());
@@ -387,7 +387,7 @@ impl Journal {
             self.current = (self.current + 1) % self.buckets.len();
             self.used_sectors = 0;
         }
-        let closed = Closed {
+        let closed = ClosedEntry {
             sequence: self.next,
             last_sequence: self.oldest_pin().unwrap_or(self.next).min(self.next),
             sector: self.buckets[self.current] + self.used_sectors,
@@ -458,7 +458,7 @@ mod tests {
         Journal::fresh((0..buckets as u64).map(|index| 100 * index).collect(), bucket_sectors, block_sectors)
     }
 
-    fn complete(journal: &mut Journal) -> Closed {
+    fn complete(journal: &mut Journal) -> ClosedEntry {
         let closed = journal.close().expect("has a place");
         journal.completed(closed.sequence, closed.last_sequence);
         closed

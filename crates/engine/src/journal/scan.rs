@@ -3,7 +3,7 @@
 //! the newest one found so far does not need are dropped at once.
 
 use crate::cpu_cost::entry_ns;
-use crate::error::{Doing, Error};
+use crate::error::{Error, ErrorContext};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, Disk, Env, join_all};
@@ -17,7 +17,7 @@ const STEP_BYTES: usize = 128 << 10;
 
 /// A parsed journal entry.
 #[derive(Debug)]
-pub struct Entry {
+pub struct JournalEntry {
     /// Where the root, the UUID table and the priorities were.
     pub header: JsetHeader,
     /// Its UUID table uses the old slot layout.
@@ -26,7 +26,7 @@ pub struct Entry {
     pub keys: Vec<Key>,
 }
 
-impl Entry {
+impl JournalEntry {
     fn of(jset: &Jset<'_>) -> Self {
         Self { header: jset.header, old_uuids: jset.has_old_uuids(), keys: jset.keys.iter().collect() }
     }
@@ -34,9 +34,9 @@ impl Entry {
 
 /// What the journal holds.
 #[derive(Debug)]
-pub struct Scan {
+pub struct JournalScan {
     /// The entries to replay, oldest first; the last is the newest.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<JournalEntry>,
     /// Newest sequence in each journal bucket, 0 = none.
     pub newest: Vec<u64>,
     /// Journal bucket of the newest entry.
@@ -45,14 +45,14 @@ pub struct Scan {
     pub used_sectors: u64,
 }
 
-struct Found {
-    entry: Entry,
+struct FoundEntry {
+    entry: JournalEntry,
     end_sector: u64,
 }
 
 /// Reads the journal. An unreadable bucket fails the scan, because it may hold the newest entry.
-pub async fn scan(device: (&Env, &Disk), geometry: &Geometry) -> Result<Scan, Error> {
-    let mut kept = Kept::default();
+pub async fn scan(device: (&Env, &Disk), geometry: &Geometry) -> Result<JournalScan, Error> {
+    let mut kept = ReplayCandidates::default();
     let mut newest = alloc::vec![0; usize::try_from(geometry.journal_buckets).expect("at most 256 buckets")];
     let mut ends = newest.clone();
     let mut current = (0, 0, 0);
@@ -61,7 +61,7 @@ pub async fn scan(device: (&Env, &Disk), geometry: &Geometry) -> Result<Scan, Er
         let logs = join_all(indices.iter().map(|index| read_bucket(device, geometry, *index))).await;
         for (index, log) in indices.iter().zip(logs) {
             let index = usize::try_from(*index).expect("at most 256 buckets");
-            for Found { entry, end_sector } in log? {
+            for FoundEntry { entry, end_sector } in log? {
                 let sequence = entry.header.seq;
                 newest[index] = newest[index].max(sequence);
                 ends[index] = end_sector;
@@ -74,7 +74,8 @@ pub async fn scan(device: (&Env, &Disk), geometry: &Geometry) -> Result<Scan, Er
     let (mut index, mut unseen) = (current.1, 2);
     while unseen > 0 {
         unseen -= 1;
-        for Found { entry, end_sector } in hidden_behind(device, geometry, index, (&newest, &ends)).await {
+        for FoundEntry { entry, end_sector } in hidden_behind(device, geometry, index, (&newest, &ends)).await
+        {
             if entry.header.seq > current.0 {
                 current = (entry.header.seq, index, end_sector);
                 (newest[index], ends[index]) = (entry.header.seq, end_sector);
@@ -90,7 +91,7 @@ pub async fn scan(device: (&Env, &Disk), geometry: &Geometry) -> Result<Scan, Er
         // Needed entries may lie behind damage in any bucket: an earlier start continued behind it
         // and was cut short.
         for index in 0..ends.len() {
-            for Found { entry, .. } in hidden_behind(device, geometry, index, (&newest, &ends)).await {
+            for FoundEntry { entry, .. } in hidden_behind(device, geometry, index, (&newest, &ends)).await {
                 if entry.header.seq < sequence {
                     newest[index] = newest[index].max(entry.header.seq);
                     kept.add(entry);
@@ -102,7 +103,7 @@ pub async fn scan(device: (&Env, &Disk), geometry: &Geometry) -> Result<Scan, Er
     match kept.gap(sequence) {
         Some(_) if sequence > visible => Err(Error::JournalHidden { sequence, found: visible }),
         Some(gap) => Err(gap),
-        None => Ok(Scan { entries: kept.complete(sequence), newest, current: bucket, used_sectors }),
+        None => Ok(JournalScan { entries: kept.complete(sequence), newest, current: bucket, used_sectors }),
     }
 }
 
@@ -124,14 +125,14 @@ async fn hidden_behind(
     geometry: &Geometry,
     index: usize,
     (newest, ends): (&[u64], &[u64]),
-) -> Vec<Found> {
+) -> Vec<FoundEntry> {
     let (mut before, mut room) = (newest[index], 0);
     if before == 0 {
         let former = (index + ends.len() - 1) % ends.len();
         before = newest[former];
         room = (geometry.bucket_sectors - ends[former]) / geometry.block_sectors;
     }
-    let mut hidden: Vec<Found> = Vec::new();
+    let mut hidden: Vec<FoundEntry> = Vec::new();
     let (mut end, mut is_over) = (ends[index], false);
     each_whole(device, geometry, index as u64, ends[index], |jset, end_sector| {
         let begin = end_sector - (geometry.whole_blocks(jset.byte_len()) / 512) as u64;
@@ -142,7 +143,7 @@ async fn hidden_behind(
             is_over = true;
             return;
         }
-        hidden.push(Found { entry: Entry::of(jset), end_sector });
+        hidden.push(FoundEntry { entry: JournalEntry::of(jset), end_sector });
         (before, end, room) = (jset.header.seq, end_sector, 0);
     })
     .await;
@@ -192,14 +193,14 @@ pub async fn newest_of_all(device: (&Env, &Disk), geometry: &Geometry) -> Option
 
 /// The entries that may have to be replayed.
 #[derive(Default)]
-struct Kept {
-    found: BTreeMap<u64, Entry>,
+struct ReplayCandidates {
+    found: BTreeMap<u64, JournalEntry>,
     /// Sequence of the newest entry found, and of the oldest entry that it needs.
     newest: (u64, u64),
 }
 
-impl Kept {
-    fn add(&mut self, entry: Entry) {
+impl ReplayCandidates {
+    fn add(&mut self, entry: JournalEntry) {
         let (sequence, last) = (entry.header.seq, entry.header.last_seq);
         if sequence > self.newest.0 {
             self.newest = (sequence, last);
@@ -219,7 +220,7 @@ impl Kept {
     }
 
     /// All entries that entry `newest` needs, oldest first. There must be no gap.
-    fn complete(mut self, newest: u64) -> Vec<Entry> {
+    fn complete(mut self, newest: u64) -> Vec<JournalEntry> {
         let last = self.found.get(&newest).map_or(newest, |last| last.header.last_seq);
         self.found.split_off(&last).into_values().collect()
     }
@@ -232,12 +233,12 @@ async fn read_bucket(
     (env, disk): (&Env, &Disk),
     geometry: &Geometry,
     index: u64,
-) -> Result<Vec<Found>, Error> {
+) -> Result<Vec<FoundEntry>, Error> {
     let start = geometry.sector_of(geometry.journal_bucket(index));
     let bucket_bytes = usize::try_from(geometry.bucket_bytes()).expect("a bucket fits in memory");
     let mut bytes: Vec<u8> = Vec::new();
     let mut at = 0;
-    let mut log: Vec<Found> = Vec::new();
+    let mut log: Vec<FoundEntry> = Vec::new();
     loop {
         env.breathe().await;
         match Jset::parse(&bytes[at..], geometry.magic) {
@@ -250,7 +251,7 @@ async fn read_bucket(
                     return Ok(log);
                 }
                 at += geometry.whole_blocks(jset.byte_len());
-                log.push(Found { entry: Entry::of(&jset), end_sector: at as u64 / 512 });
+                log.push(FoundEntry { entry: JournalEntry::of(&jset), end_sector: at as u64 / 512 });
                 if at >= bucket_bytes {
                     return Ok(log);
                 }
@@ -263,7 +264,7 @@ async fn read_bucket(
                 read_more(disk, start, &mut bytes, bucket_bytes).await?;
             }
             Err(error) if error.is_end_of_log() => return Ok(log),
-            Err(error) => return Err(Error::Format { doing: Doing::Journal, source: error.into() }),
+            Err(error) => return Err(Error::Format { doing: ErrorContext::Journal, source: error.into() }),
         }
     }
 }
@@ -271,7 +272,7 @@ async fn read_bucket(
 async fn read_more(disk: &Disk, start: u64, bytes: &mut Vec<u8>, limit: usize) -> Result<(), Error> {
     let length = STEP_BYTES.min(limit - bytes.len());
     let (result, buffer) = disk.read(start + bytes.len() as u64 / 512, Buffer::zeroed(length)).await;
-    result.map_err(Error::io(Doing::Journal))?;
+    result.map_err(Error::io(ErrorContext::Journal))?;
     bytes.extend_from_slice(buffer.as_slice());
     Ok(())
 }
@@ -280,7 +281,7 @@ async fn read_more(disk: &Disk, start: u64, bytes: &mut Vec<u8>, limit: usize) -
 mod tests {
     use super::*;
 
-    fn entry(seq: u64, last_seq: u64) -> Entry {
+    fn entry(seq: u64, last_seq: u64) -> JournalEntry {
         let header = JsetHeader {
             seq,
             last_seq,
@@ -291,14 +292,14 @@ mod tests {
             marks_reserve: false,
             table: None,
         };
-        Entry { header, old_uuids: false, keys: Vec::new() }
+        JournalEntry { header, old_uuids: false, keys: Vec::new() }
     }
 
     /// Regression: a large journal has been through many laps, and the keys of each lap stayed in
     /// memory until the end of the scan.
     #[test]
     fn only_what_the_newest_entry_needs_is_kept() {
-        let mut kept = Kept::default();
+        let mut kept = ReplayCandidates::default();
         // Two laps, the newer one first in the ring, as buckets are read.
         for seq in (1000..1500).chain(500..1000) {
             kept.add(entry(seq, seq - 20));
@@ -312,11 +313,11 @@ mod tests {
 
     #[test]
     fn a_missing_entry_is_named() {
-        let mut kept = Kept::default();
+        let mut kept = ReplayCandidates::default();
         for seq in [5, 6, 9] {
             kept.add(entry(seq, 5));
         }
         assert_eq!(kept.gap(9), Some(Error::JournalGap { from: 7, to: 8 }), "two are missing");
-        assert_eq!(Kept::default().gap(0), Some(Error::NoJournal));
+        assert_eq!(ReplayCandidates::default().gap(0), Some(Error::NoJournal));
     }
 }

@@ -2,9 +2,9 @@
 //! proves that all data completed before it is durable too.
 
 use crate::btree::write;
-use crate::cache_writes::Cause;
+use crate::cache_writes::WriteCause;
 use crate::error::Error;
-use crate::journal::ring::Closed;
+use crate::journal::ring::ClosedEntry;
 use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::state::State;
@@ -65,7 +65,7 @@ async fn write_entry(set: &CacheSet) -> Result<(), Error> {
     set.signals().journal_progress.notify_all();
     // The data that the keys point to becomes durable before the keys do.
     write::flush_cache(set).await?;
-    write::write_durably(set, Cause::Journal, closed.sector, memory.slice(0..bytes)).await?;
+    write::write_durably(set, WriteCause::Journal, closed.sector, memory.slice(0..bytes)).await?;
     set.with(|s| {
         s.journal.completed(closed.sequence, closed.last_sequence);
         if !s.note_held {
@@ -86,7 +86,7 @@ async fn write_entry(set: &CacheSet) -> Result<(), Error> {
 
 /// Closes the open entry. Returns it with its memory and the number of bytes to write from the
 /// start of that memory.
-fn close(s: &mut State) -> Option<(Closed, Payload, usize)> {
+fn close(s: &mut State) -> Option<(ClosedEntry, Payload, usize)> {
     let closed = s.journal.close()?;
     s.buckets.entry_closes(closed.sequence);
     let header = JsetHeader {
@@ -183,7 +183,7 @@ fn check_writes(set: &CacheSet) -> Result<(), Error> {
 /// Claims room for an entry like that of [`commit_now`], for work that can wait. The room is
 /// claimed before the objects that the entry names are written. So urgent work (a new root, while
 /// the leaf that pins the oldest entry is closed) always finds room.
-pub async fn claim_entry(set: &CacheSet) -> Result<EntryClaim, Error> {
+pub async fn claim_entry(set: &CacheSet) -> Result<EntryReservation, Error> {
     loop {
         check_writes(set)?;
         let claimed = set.with(|s| {
@@ -191,7 +191,7 @@ pub async fn claim_entry(set: &CacheSet) -> Result<EntryClaim, Error> {
             s.journal.try_claim()
         });
         if claimed {
-            return Ok(EntryClaim { set: set.clone() });
+            return Ok(EntryReservation { set: set.clone() });
         }
         check_hope(set)?;
         set.signals().journal_work.notify_all();
@@ -205,11 +205,11 @@ pub async fn claim_entry(set: &CacheSet) -> Result<EntryClaim, Error> {
 }
 
 /// Room for one entry without keys, reserved until this is dropped.
-pub struct EntryClaim {
+pub struct EntryReservation {
     set: CacheSet,
 }
 
-impl EntryClaim {
+impl EntryReservation {
     /// Writes the entry and waits for it.
     pub async fn commit(self) -> Result<(), Error> {
         let set = self.set.clone();
@@ -218,7 +218,7 @@ impl EntryClaim {
     }
 }
 
-impl Drop for EntryClaim {
+impl Drop for EntryReservation {
     fn drop(&mut self) {
         // Already borrowed only while the simulated world is torn down in the middle of a
         // transition.

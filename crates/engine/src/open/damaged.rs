@@ -9,12 +9,12 @@
 //! used. A set without enough proven buckets is refused: nothing shows which buckets may be
 //! overwritten.
 
-use super::recover::Before;
-use crate::btree::frozen_ranges::Frozen;
-use crate::btree::walk::Findings;
+use super::recover::RecoveredMetadata;
+use crate::btree::frozen_ranges::FrozenRanges;
+use crate::btree::walk::WalkResult;
 use crate::cpu_cost::{BUCKET_NS, BUCKETS_MAX, summary_ns};
-use crate::space::reserve::{self, Proven, needed};
-use crate::space::{Buckets, OpenBuckets, Usage, prios};
+use crate::space::reserve::{self, ProvenFree, needed};
+use crate::space::{BucketUsage, Buckets, OpenBuckets, prios};
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, join_all};
@@ -32,17 +32,17 @@ const LOOKED_MAX: usize = 8192;
 /// Looks for proven buckets. `buckets`: as the walk has counted them. Returns `None` if there are
 /// too few.
 pub(super) async fn prove(
-    before: &Before<'_>,
-    (buckets, walked): (&Buckets, &Findings),
+    before: &RecoveredMetadata<'_>,
+    (buckets, walked): (&Buckets, &WalkResult),
     summary_share: u64,
-) -> Option<Proven> {
+) -> Option<ProvenFree> {
     let geometry = before.geometry;
     if walked.node_sectors_max > geometry.node_sectors() {
         // The node size must be known before nodes are read.
         return None;
     }
     let open = OpenBuckets::new(geometry, summary_share);
-    let proof = Proof {
+    let proof = FreeProof {
         before,
         buckets,
         damaged: &walked.damaged,
@@ -63,13 +63,13 @@ pub(super) async fn prove(
     let is_named = |index: &u64| buckets.get(buckets.id(*index)).live > 0;
     let chain = usize::try_from(geometry.prio_sets()).expect("a chain is short");
     let suffice = now.len() as u64 >= needed(geometry) && !now.iter().take(chain).any(is_named);
-    suffice.then_some(Proven { now, later: Vec::new() })
+    suffice.then_some(ProvenFree { now, later: Vec::new() })
 }
 
 /// Returns the buckets to examine: first those to which no readable key points, then those whose
 /// data is all clean and can be read from the backing device. Excludes buckets that keys to be
 /// replayed point to, and those whose known generation differs from the stored one.
-async fn candidates(before: &Before<'_>, buckets: &Buckets, walked: &Findings) -> Vec<BucketId> {
+async fn candidates(before: &RecoveredMetadata<'_>, buckets: &Buckets, walked: &WalkResult) -> Vec<BucketId> {
     let (env, _) = before.on;
     let (entries, note) = before.replayed;
     let mut named = BTreeSet::new();
@@ -84,7 +84,7 @@ async fn candidates(before: &Before<'_>, buckets: &Buckets, walked: &Findings) -
             env.charge(BUCKET_NS * BUCKETS_MAX as u64);
         }
         let is_metadata = before.metadata.contains(&id.index) || walked.nodes.contains(&id.index);
-        let is_known = bucket.usage != Usage::Unknown || is_metadata || named.contains(&id.index);
+        let is_known = bucket.usage != BucketUsage::Unknown || is_metadata || named.contains(&id.index);
         if !is_known && bucket.dirty == 0 && bucket.generation == *generation {
             let kind = if bucket.live == 0 { &mut unnamed } else { &mut clean };
             if kind.len() < LOOKED_MAX {
@@ -97,16 +97,16 @@ async fn candidates(before: &Before<'_>, buckets: &Buckets, walked: &Findings) -
 }
 
 /// Examines the contents of the buckets.
-struct Proof<'a> {
-    before: &'a Before<'a>,
+struct FreeProof<'a> {
+    before: &'a RecoveredMetadata<'a>,
     buckets: &'a Buckets,
-    damaged: &'a Frozen,
+    damaged: &'a FrozenRanges,
     /// Where in a bucket its summary begins, in sectors.
     summary_at: u64,
     summary_sectors: u64,
 }
 
-impl Proof<'_> {
+impl FreeProof<'_> {
     async fn is_proven(&self, id: BucketId) -> bool {
         self.is_apart(id).await || self.buckets.get(id).live == 0 && self.is_former_chain(id).await
     }

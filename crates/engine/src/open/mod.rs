@@ -11,37 +11,38 @@ mod damaged;
 mod initialise;
 mod recover;
 
-use crate::btree::budget::{Shares, node_budget_min};
+use crate::btree::budget::{NodeBudget, node_budget_min};
 use crate::btree::cache::NodeCache;
-use crate::btree::frozen_ranges::Frozen;
-use crate::btree::unreadable::Unreadable;
-use crate::btree::walk_frontier::Frontier;
-use crate::btree::{Child, write};
-use crate::cpu_cost::Work;
+use crate::btree::frozen_ranges::FrozenRanges;
+use crate::btree::unreadable::UnreadableNodes;
+use crate::btree::walk_frontier::WalkFrontier;
+use crate::btree::{NodeRef, write};
+use crate::cpu_cost::CpuCost;
 use crate::error::Error;
-use crate::gc::{self, moving::Rounds};
+use crate::gc::{self, moving::MoveRounds};
 use crate::journal::{Journal, overlay::Overlay, writer};
-use crate::lost_acks::{self, Losses};
+use crate::lost_acks::{self, LossHistory};
 use crate::options::Options;
 use crate::phases::Phases;
-use crate::policy::{Congestion, Wear};
-use crate::set::{CacheSet, Duty, Inner, Signals};
+use crate::policy::{Congestion, IoErrorCount};
+use crate::set::{CacheSet, Inner, Signals, TaskKind};
 use crate::space::buckets::{BYTES_PER_BUCKET, table_bytes};
 use crate::space::{
-    Buckets, Discards, OpenBuckets, Starvation, Usage, allocator, discards, prios, reserve, summaries,
+    BucketUsage, Buckets, DiscardStats, OpenBuckets, Starvation, allocator, discards, prios, reserve,
+    summaries,
 };
 use crate::state::{BTREE_RESERVE, DirtyCounts, PrioChains, State};
 use crate::stats::Stats;
 use crate::uuids::UuidTable;
 use crate::volume::{Volumes, record};
-use crate::writeback::dirty_throttle::Room;
+use crate::writeback::dirty_throttle::DirtyThrottle;
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use bcached_env::sync::Semaphore;
-use bcached_env::{Disk, DiskId, Env, Note, Stock};
+use bcached_env::{BufferPool, Disk, DiskId, Env, Note};
 use bcached_format::{
     BucketId, CacheSuperblock, Gen, Geometry, Key, SUPERBLOCK_BYTES, Superblock, TableSeal,
 };
@@ -91,7 +92,7 @@ fn check_sizes(geometry: &Geometry) -> Result<(), Error> {
 /// later small allocations failed, they would end the process, and other sets with it
 /// (invariant L4).
 fn check_memory(geometry: &Geometry, options: &Options) -> Result<usize, Error> {
-    Shares::new(options.node_budget_bytes, geometry.node_sectors(), 0)?;
+    NodeBudget::new(options.node_budget_bytes, geometry.node_sectors(), 0)?;
     let buckets = geometry.buckets;
     let no_memory = Error::BucketMemory { buckets, needed: table_bytes(buckets) };
     let count = usize::try_from(buckets).ok().filter(|count| *count < TABLE_MAX);
@@ -117,10 +118,10 @@ const BYTES_WHILE_OPENED: usize = size_of::<(Gen, u16)>() + size_of::<u32>();
 const BYTES_LEFT_OVER: usize = 8;
 
 /// The parts of a state that differ between starts.
-struct Parts {
+struct StateParts {
     geometry: Geometry,
     buckets: Buckets,
-    root: Child,
+    root: NodeRef,
     journal: Journal,
     prios: PrioChains,
     uuids: UuidTable,
@@ -128,9 +129,9 @@ struct Parts {
     uuid_seal: Option<TableSeal>,
     opened_at: u64,
     dirty: DirtyCounts,
-    frontier: Frontier,
+    frontier: WalkFrontier,
     reserve_wanted: u64,
-    shares: Shares,
+    shares: NodeBudget,
 }
 
 fn assemble(
@@ -139,7 +140,7 @@ fn assemble(
     superblock: CacheSuperblock,
     note: Box<dyn Note>,
     options: Options,
-    mut parts: Parts,
+    mut parts: StateParts,
 ) -> CacheSet {
     let signals = Signals::of_a_set();
     let replacement = options.replacement.unwrap_or(superblock.replacement());
@@ -152,15 +153,15 @@ fn assemble(
         now: env.now(),
         nodes: node_cache(&parts, &signals),
         root: parts.root,
-        unreadable: Unreadable::default(),
-        frozen: Frozen::default(),
+        unreadable: UnreadableNodes::default(),
+        frozen: FrozenRanges::default(),
         root_pin: None,
         journal: parts.journal,
         overlay: Overlay::default(),
         note,
         buckets: parts.buckets,
         open,
-        discards: Discards::default(),
+        discards: DiscardStats::default(),
         prios: parts.prios,
         uuids: parts.uuids,
         uuid_key: parts.uuid_key,
@@ -181,21 +182,21 @@ fn assemble(
         crowded: Vec::new(),
         failed: None,
         starvation: Starvation::default(),
-        moving: Rounds::default(),
-        losses: Losses::default(),
+        moving: MoveRounds::default(),
+        losses: LossHistory::default(),
         note_held: true,
         background: 0,
         fill_bytes: 0,
         fills: 0,
         last_request: env.now(),
         parked_is_in_the_way: false,
-        room: Room::default(),
+        dirty_throttle: DirtyThrottle::default(),
         stopping: false,
         settled: false,
         stopped: false,
         congestion: Congestion::default(),
-        wear: Wear::default(),
-        work: Work::default(),
+        io_errors: IoErrorCount::default(),
+        work: CpuCost::default(),
         stats: Stats::default(),
     };
     around(env, cache, state, (signals, phases), parts.shares)
@@ -207,7 +208,7 @@ fn around(
     cache: Disk,
     state: State,
     (signals, phases): (Signals, Arc<Phases>),
-    shares: Shares,
+    shares: NodeBudget,
 ) -> CacheSet {
     let inner = Inner {
         env,
@@ -221,23 +222,23 @@ fn around(
         metadata: Semaphore::new(1),
         orphans: Semaphore::new(1),
         phases,
-        stock: RefCell::new(Stock::new(STOCK_BYTES)),
+        stock: RefCell::new(BufferPool::new(STOCK_BYTES)),
         under_way: RefCell::default(),
         running: Default::default(),
     };
     CacheSet { inner: Rc::new(inner) }
 }
 
-fn node_cache(parts: &Parts, signals: &Signals) -> NodeCache {
+fn node_cache(parts: &StateParts, signals: &Signals) -> NodeCache {
     let pending_bytes_max = write::pending_bytes_max(&parts.geometry);
     let freed = Rc::clone(&signals.node_memory);
     NodeCache::new(parts.shares.budget, parts.shares.node_bytes, pending_bytes_max, freed)
 }
 
 fn start_tasks(set: &CacheSet) {
-    set.spawn(Duty::Writing, writer::run);
-    set.spawn(Duty::Writing, write::run);
-    set.spawn(Duty::Allocating, allocator::run);
+    set.spawn(TaskKind::Writing, writer::run);
+    set.spawn(TaskKind::Writing, write::run);
+    set.spawn(TaskKind::Allocating, allocator::run);
 }
 
 /// Returns the superblock as it is after one more start.
@@ -268,7 +269,7 @@ fn reserve_unreferenced(buckets: &mut Buckets, chain: u64) -> Result<Vec<BucketI
     let wanted = usize::try_from(chain).expect("a chain is short") + STARTING_FREE;
     let unreferenced: Vec<_> = buckets
         .iter()
-        .filter(|(_, bucket)| bucket.usage == Usage::Data && bucket.live == 0 && bucket.pins == 0)
+        .filter(|(_, bucket)| bucket.usage == BucketUsage::Data && bucket.live == 0 && bucket.pins == 0)
         .map(|(id, _)| id)
         .take(wanted)
         .collect();
@@ -284,8 +285,8 @@ async fn abandon_unless(set: CacheSet, opened: Result<(), Error>) -> Result<Cach
     let Err(error) = opened else { return Ok(set) };
     set.with(|s| (s.stopping, s.settled, s.stopped) = (true, true, true));
     let _told_already = set.fail(error.clone());
-    for duty in [Duty::Changing, Duty::Allocating, Duty::Rewriting, Duty::Writing] {
-        set.ended(duty).await;
+    for kind in [TaskKind::Changing, TaskKind::Allocating, TaskKind::Rewriting, TaskKind::Writing] {
+        set.ended(kind).await;
     }
     Err(error)
 }
@@ -302,12 +303,12 @@ async fn finish(set: &CacheSet) {
         s.note_held = false;
     });
     crate::volume::flash::add_all(set);
-    set.spawn(Duty::Allocating, discards::run);
-    set.spawn(Duty::Allocating, summaries::run);
-    set.spawn(Duty::Changing, gc::pass::run);
-    set.spawn(Duty::Changing, gc::moving::run);
-    set.spawn(Duty::Changing, gc::orphans::run);
-    set.spawn(Duty::Changing, reserve::run);
+    set.spawn(TaskKind::Allocating, discards::run);
+    set.spawn(TaskKind::Allocating, summaries::run);
+    set.spawn(TaskKind::Changing, gc::pass::run);
+    set.spawn(TaskKind::Changing, gc::moving::run);
+    set.spawn(TaskKind::Changing, gc::orphans::run);
+    set.spawn(TaskKind::Changing, reserve::run);
 }
 
 #[cfg(test)]

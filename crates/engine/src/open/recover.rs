@@ -6,23 +6,23 @@
 //! nodes, the set may be served unwalked nevertheless (`open::damaged`).
 
 use super::{
-    Parts, abandon_unless, assemble, check_memory, check_number, check_sizes, damaged, finish,
+    StateParts, abandon_unless, assemble, check_memory, check_number, check_sizes, damaged, finish,
     journal_sectors, next_superblock, reserve_unreferenced, start_tasks,
 };
-use crate::btree::budget::Shares;
-use crate::btree::walk_frontier::Frontier;
-use crate::btree::{Child, background_walk, load, walk, write};
-use crate::cache_writes::Cause;
-use crate::error::{Doing, Error};
-use crate::gc::pass::Found;
-use crate::journal::scan::Entry;
+use crate::btree::budget::NodeBudget;
+use crate::btree::walk_frontier::WalkFrontier;
+use crate::btree::{NodeRef, background_walk, load, walk, write};
+use crate::cache_writes::WriteCause;
+use crate::error::{Error, ErrorContext};
+use crate::gc::pass::TreeStats;
+use crate::journal::scan::JournalEntry;
 use crate::journal::{Journal, replay, scan};
 use crate::options::Options;
 use crate::phases::Phase;
-use crate::set::{CacheSet, Duty};
-use crate::space::prios::{self, Stored};
-use crate::space::reserve::{self, Proven};
-use crate::space::{Buckets, Usage};
+use crate::set::{CacheSet, TaskKind};
+use crate::space::prios::{self, StoredPriorities};
+use crate::space::reserve::{self, ProvenFree};
+use crate::space::{BucketUsage, Buckets};
 use crate::state::{DirtyCounts, PrioChains};
 use crate::uuids;
 use crate::volume::record;
@@ -33,11 +33,11 @@ use bcached_env::{Disk, Env, Note, NoteRecord};
 use bcached_format::{BucketId, CacheSuperblock, DeviceIndex, Geometry, JsetHeader, Key, Position};
 
 /// What is known of the tree.
-enum Known {
+enum TreeKnowledge {
     /// All of it: it has been walked.
-    Walked(walk::Findings),
+    Walked(walk::WalkResult),
     /// Only which buckets are certainly free.
-    Unwalked(Proven),
+    Unwalked(ProvenFree),
 }
 
 pub(super) async fn recover(
@@ -66,9 +66,9 @@ pub(super) async fn recover(
     // Using the proof takes a journal entry, which a start that walks first does not need.
     let vouches = header.marks_reserve && journal.can_spare_one();
     let node_sectors = geometry.node_sectors().max(root.key.sectors());
-    let mut shares = Shares::new(options.node_budget_bytes, node_sectors, root.level)?;
+    let mut shares = NodeBudget::new(options.node_budget_bytes, node_sectors, root.level)?;
     let mut buckets = table(&geometry, &stored, root)?;
-    let before = Before {
+    let before = RecoveredMetadata {
         on: (&env, &disk),
         geometry: &geometry,
         stored: &stored,
@@ -79,14 +79,14 @@ pub(super) async fn recover(
     let proven = if vouches { before.find_reserve().await } else { None };
     let marks_reserve = proven.is_some();
     let known = match proven {
-        Some(proven) => Known::Unwalked(proven),
+        Some(proven) => TreeKnowledge::Unwalked(proven),
         None => before.walk(&mut buckets, shares.tickets, &options).await?,
     };
     let pending = replay::prepare(&env, scan.entries, &noted, &geometry, &mut buckets).await?;
     let mut reserve_wanted = reserve::wanted(&geometry, options.reserve);
-    if let Known::Walked(found) = &known {
+    if let TreeKnowledge::Walked(found) = &known {
         let node_sectors = node_sectors.max(found.node_sectors_max);
-        shares = Shares::new(options.node_budget_bytes, node_sectors, root.level)?;
+        shares = NodeBudget::new(options.node_budget_bytes, node_sectors, root.level)?;
         if node_sectors > geometry.node_sectors() {
             // The node size must be known before nodes are read.
             reserve_wanted = 0;
@@ -97,7 +97,7 @@ pub(super) async fn recover(
     drop(stored.entries);
     let settled = settle(&geometry, &mut buckets, metadata, known)?;
     let prios = PrioChains { marks_reserve, current: chain, spare: settled.spare, sequence };
-    let parts = Parts {
+    let parts = StateParts {
         geometry,
         buckets,
         root,
@@ -119,15 +119,15 @@ pub(super) async fn recover(
 }
 
 /// What has been read before anything of the tree.
-pub(super) struct Before<'a> {
+pub(super) struct RecoveredMetadata<'a> {
     pub on: (&'a Env, &'a Disk),
     pub geometry: &'a Geometry,
-    pub stored: &'a Stored,
+    pub stored: &'a StoredPriorities,
     /// Buckets that hold metadata other than nodes.
     pub metadata: &'a BTreeSet<u64>,
     /// The contents of the journal and the note.
-    pub replayed: (&'a [Entry], &'a [NoteRecord]),
-    pub root: Child,
+    pub replayed: (&'a [JournalEntry], &'a [NoteRecord]),
+    pub root: NodeRef,
 }
 
 /// The journal as it was found: the newest entry of each bucket, the bucket that was written last,
@@ -144,23 +144,28 @@ fn to_be_replayed(
     journal
 }
 
-impl Before<'_> {
-    async fn find_reserve(&self) -> Option<Proven> {
+impl RecoveredMetadata<'_> {
+    async fn find_reserve(&self) -> Option<ProvenFree> {
         reserve::prove(self.on, self.geometry, self.stored, self.metadata, self.replayed).await
     }
 
-    async fn walk(&self, buckets: &mut Buckets, nodes: usize, options: &Options) -> Result<Known, Error> {
+    async fn walk(
+        &self,
+        buckets: &mut Buckets,
+        nodes: usize,
+        options: &Options,
+    ) -> Result<TreeKnowledge, Error> {
         let found = walk::walk(self.on, self.geometry, self.root, buckets, nodes, &options.opening).await?;
-        let Some(first) = found.damaged.first() else { return Ok(Known::Walked(found)) };
+        let Some(first) = found.damaged.first() else { return Ok(TreeKnowledge::Walked(found)) };
         let proven = damaged::prove(self, (buckets, &found), options.summary_share).await.ok_or(first)?;
         *buckets = table(self.geometry, self.stored, self.root)?;
         proven.now.iter().for_each(|index| buckets.may_be_named(buckets.id(*index)));
-        Ok(Known::Unwalked(proven))
+        Ok(TreeKnowledge::Unwalked(proven))
     }
 }
 
 /// Builds the bucket table as stored.
-fn table(geometry: &Geometry, stored: &Stored, root: Child) -> Result<Buckets, Error> {
+fn table(geometry: &Geometry, stored: &StoredPriorities, root: NodeRef) -> Result<Buckets, Error> {
     let entries = stored.entries.iter().copied();
     let mut buckets = Buckets::new(DeviceIndex(0), geometry.bucket_sectors, geometry.first_bucket, entries)?;
     walk::raise(&mut buckets, root.pointer())?;
@@ -168,10 +173,10 @@ fn table(geometry: &Geometry, stored: &Stored, root: Child) -> Result<Buckets, E
 }
 
 /// The state that a start begins with.
-struct Settled {
+struct StartState {
     dirty: DirtyCounts,
-    alive: Found,
-    frontier: Frontier,
+    alive: TreeStats,
+    frontier: WalkFrontier,
     /// The chain of priority buckets that is written next.
     spare: Vec<BucketId>,
 }
@@ -182,11 +187,11 @@ fn settle(
     geometry: &Geometry,
     buckets: &mut Buckets,
     mut metadata: BTreeSet<u64>,
-    known: Known,
-) -> Result<Settled, Error> {
+    known: TreeKnowledge,
+) -> Result<StartState, Error> {
     let chain = geometry.prio_sets();
     match known {
-        Known::Walked(found) => {
+        TreeKnowledge::Walked(found) => {
             let before = metadata.len() + found.nodes.len();
             metadata.extend(found.nodes);
             if metadata.len() != before {
@@ -195,23 +200,23 @@ fn settle(
             check_metadata(buckets, &metadata)?;
             buckets.classify(|index| metadata.contains(&index))?;
             let spare = reserve_unreferenced(buckets, chain)?;
-            Ok(Settled { dirty: found.dirty, alive: found.alive, frontier: Frontier::at_end(), spare })
+            Ok(StartState { dirty: found.dirty, alive: found.alive, frontier: WalkFrontier::at_end(), spare })
         }
-        Known::Unwalked(Proven { now, later }) => {
+        TreeKnowledge::Unwalked(ProvenFree { now, later }) => {
             check_metadata(buckets, &metadata)?;
-            metadata.into_iter().for_each(|index| buckets.set_usage(buckets.id(index), Usage::Meta));
+            metadata.into_iter().for_each(|index| buckets.set_usage(buckets.id(index), BucketUsage::Meta));
             // Until the walk has ended, only these are used, which have a proof in them. None whose
             // usage is unknown is reclaimed: invariant D43.
             for index in now.iter().chain(&later) {
-                buckets.set_usage(buckets.id(*index), Usage::Reserve);
+                buckets.set_usage(buckets.id(*index), BucketUsage::Reserve);
             }
             let mut now = now.into_iter().map(|index| BucketId { device: DeviceIndex(0), index });
             let chain = usize::try_from(chain).expect("a chain is short");
             let spare: Vec<BucketId> = now.by_ref().take(chain).collect();
-            spare.iter().for_each(|id| buckets.set_usage(*id, Usage::Meta));
+            spare.iter().for_each(|id| buckets.set_usage(*id, BucketUsage::Meta));
             now.for_each(|id| buckets.use_reserve(id));
             let dirty = DirtyCounts::default();
-            Ok(Settled { dirty, alive: Found::default(), frontier: Frontier::at_start(), spare })
+            Ok(StartState { dirty, alive: TreeStats::default(), frontier: WalkFrontier::at_start(), spare })
         }
     }
 }
@@ -219,8 +224,8 @@ fn settle(
 /// Replays the journal, and takes possession of the set.
 async fn take_over(
     set: &CacheSet,
-    root: Child,
-    pending: replay::Pending,
+    root: NodeRef,
+    pending: replay::ReplayKeys,
     old_uuids: bool,
 ) -> Result<(), Error> {
     // Nothing has been written so far: invariant D41.
@@ -231,7 +236,7 @@ async fn take_over(
     if !set.with(|s| s.frontier.is_complete()) {
         // Proven free buckets are handed out from now on. Tasks that need more wait for the walk.
         prios::store(set).await.map_err(first_reason)?;
-        set.spawn(Duty::Allocating, background_walk::run);
+        set.spawn(TaskKind::Allocating, background_walk::run);
     }
     let replaying = set.begin(Phase::Replay);
     replay::apply(set, pending).await.map_err(first_reason)?;
@@ -240,7 +245,7 @@ async fn take_over(
     }
     drop(replaying);
     let _start = set.begin(Phase::CacheStart);
-    set.count_written(Cause::Superblock, record::placed_bytes(set.cache()));
+    set.count_written(WriteCause::Superblock, record::placed_bytes(set.cache()));
     let placed = record::place_superblock(set.cache(), &next_superblock(set)).await;
     placed.map_err(|error| set.fail(error))?;
     // The allocator may need a flush too, and only one runs at a time.
@@ -259,15 +264,15 @@ fn first_reason(error: Error) -> Error {
 
 /// Checks the key of a root: a node of a valid size in a usable bucket that covers the whole key
 /// space.
-fn root_of(geometry: &Geometry, key: &Key, level: u16) -> Result<Child, Error> {
+fn root_of(geometry: &Geometry, key: &Key, level: u16) -> Result<NodeRef, Error> {
     bcached_format::key_check::check_child_key(geometry, key)
-        .map_err(|source| Error::Format { doing: Doing::Node, source: source.into() })?;
+        .map_err(|source| Error::Format { doing: ErrorContext::Node, source: source.into() })?;
     if key.position() != Position::MAX {
         return Err(Error::Inconsistent("the root does not cover the whole key space"));
     }
     let level = u8::try_from(level).ok().filter(|level| *level < LEVELS_MAX);
     let level = level.ok_or(Error::Inconsistent("the root has an invalid level"))?;
-    Ok(Child { key: *key, level })
+    Ok(NodeRef { key: *key, level })
 }
 
 /// More levels than any tree that fits on a device has.

@@ -4,7 +4,7 @@
 //! O(1), so choosing victims costs the same on a terabyte as on a gigabyte.
 //!
 //! There are as many slots as the device has buckets, so each byte of a slot counts. While a slot
-//! is on no list, its caller can store a number in place of a link ([`Lists::spare`]).
+//! is on no list, its caller can store a number in place of a link ([`SlotLists::spare`]).
 
 use alloc::collections::TryReserveError;
 use alloc::vec::Vec;
@@ -35,14 +35,14 @@ struct List {
 }
 
 /// The two lists. Slots are indices into the caller's table of buckets.
-pub struct Lists {
+pub struct SlotLists {
     links: Vec<Link>,
     ranks: Vec<Option<Rank>>,
     empty: List,
     used: List,
 }
 
-impl Lists {
+impl SlotLists {
     /// Memory that the lists take for each slot, in bytes.
     pub const SLOT_BYTES: usize = size_of::<Link>() + size_of::<Option<Rank>>();
 
@@ -167,7 +167,7 @@ mod tests {
     /// The dirty sectors of a bucket are stored in place of its links.
     #[test]
     fn a_slot_keeps_a_number_while_it_is_on_no_list() {
-        let mut lists = Lists::new(3).expect("three slots");
+        let mut lists = SlotLists::new(3).expect("three slots");
         lists.set_spare(1, 7);
         lists.append(0, Rank::Used);
         lists.append(2, Rank::Used);
@@ -176,18 +176,18 @@ mod tests {
         assert_eq!((lists.spare(1), lists.after(2)), (0, Some(1)));
         lists.remove(2);
         assert_eq!((lists.spare(2), lists.after(0)), (0, Some(1)), "nothing is left of its links");
-        assert!(Lists::new(usize::MAX / 64).is_err(), "no memory is an error, and no abort");
+        assert!(SlotLists::new(usize::MAX / 64).is_err(), "no memory is an error, and no abort");
     }
 
     #[test]
     fn what_is_appended_is_last_and_what_is_removed_is_nowhere() {
-        let mut lists = Lists::new(6).expect("six slots");
+        let mut lists = SlotLists::new(6).expect("six slots");
         for slot in [0, 1, 2] {
             lists.append(slot, Rank::Used);
         }
         lists.append(3, Rank::Empty);
         lists.append(0, Rank::Used);
-        let of = |lists: &Lists, rank| {
+        let of = |lists: &SlotLists, rank| {
             core::iter::successors(lists.first(rank), |slot| lists.after(*slot)).collect::<Vec<_>>()
         };
         assert_eq!(of(&lists, Rank::Used), [1, 2, 0]);

@@ -18,6 +18,6 @@ pub mod wear;
 
 pub use congestion::Congestion;
 pub use lists::Rank;
-pub use streams::{Client, Streams};
-pub use victims::{Place, Victims};
-pub use wear::Wear;
+pub use streams::{ClientId, Streams};
+pub use victims::{EvictionOrder, VictimCursor};
+pub use wear::IoErrorCount;

@@ -21,8 +21,8 @@
 //! replaces the older one, so a block that is read again and again takes one place, not all of
 //! them.
 
-use crate::policy::lists::{Lists, Rank};
-use crate::sorted_map::Sorted;
+use crate::policy::lists::{Rank, SlotLists};
+use crate::sorted_map::SortedMap;
 use alloc::vec;
 use alloc::vec::Vec;
 use bcached_env::Time;
@@ -42,7 +42,7 @@ pub const STREAM_PAUSE: Duration = Duration::from_secs(5);
 /// queue, the virtual machine. The numbers have no meaning; code with only one client always uses
 /// the same one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub struct Client(pub u64);
+pub struct ClientId(pub u64);
 
 #[derive(Clone, Copy, Default)]
 struct Stream {
@@ -53,7 +53,7 @@ struct Stream {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Past {
+struct ClientHistory {
     /// Bytes of the stream that the client's last request belonged to.
     current: u64,
     /// Average of the streams before that, in bytes.
@@ -67,22 +67,22 @@ struct Past {
 pub struct Streams {
     slots: Vec<Stream>,
     /// Slots by the sector that they expect; each sector occurs once.
-    by_end: Sorted<u64, u32>,
+    by_end: SortedMap<u64, u32>,
     /// A slot without a stream is reused first, then the one that was longest without a request.
-    order: Lists,
-    clients: Sorted<Client, Past>,
+    order: SlotLists,
+    clients: SortedMap<ClientId, ClientHistory>,
     requests: u64,
 }
 
 impl Default for Streams {
     fn default() -> Self {
-        let mut order = Lists::new(STREAMS_MAX).expect("memory for a few slots");
+        let mut order = SlotLists::new(STREAMS_MAX).expect("memory for a few slots");
         (0..).take(STREAMS_MAX).for_each(|slot| order.append(slot, Rank::Empty));
         Self {
             slots: vec![Stream::default(); STREAMS_MAX],
-            by_end: Sorted::with_room_for(STREAMS_MAX),
+            by_end: SortedMap::with_room_for(STREAMS_MAX),
             order,
-            clients: Sorted::with_room_for(CLIENTS_MAX),
+            clients: SortedMap::with_room_for(CLIENTS_MAX),
             requests: 0,
         }
     }
@@ -92,7 +92,7 @@ impl Streams {
     /// Records a request of sectors `[start, end)`. Returns how much its client streams, in bytes:
     /// the length of the stream that the request belongs to, including the request, or the client's
     /// average if that is more.
-    pub fn take_in(&mut self, now: Time, client: Client, start: u64, end: u64) -> u64 {
+    pub fn take_in(&mut self, now: Time, client: ClientId, start: u64, end: u64) -> u64 {
         let bytes = end.saturating_sub(start).saturating_mul(512);
         let continued = self.by_end.remove(start).map(|slot| (slot, self.slots[slot as usize])).filter(
             |(slot, stream)| {
@@ -126,7 +126,7 @@ impl Streams {
 
     /// Updates and returns the client's average, now that its last request belongs to a stream of
     /// so many bytes.
-    fn average(&mut self, client: Client, stream: u64, is_new: bool) -> u64 {
+    fn average(&mut self, client: ClientId, stream: u64, is_new: bool) -> u64 {
         self.requests += 1;
         let place = self.clients.place(client).unwrap_or_else(|_| self.first_request(client));
         let past = self.clients.at_mut(place);
@@ -141,12 +141,12 @@ impl Streams {
 
     /// Adds a client, if need be in place of the one that was longest without a request. Returns
     /// its index.
-    fn first_request(&mut self, client: Client) -> usize {
+    fn first_request(&mut self, client: ClientId) -> usize {
         if self.clients.len() >= CLIENTS_MAX {
             let idle = self.clients.iter().min_by_key(|(_, past)| past.used).map(|(client, _)| *client);
             idle.and_then(|idle| self.clients.remove(idle));
         }
-        self.clients.insert(client, Past::default())
+        self.clients.insert(client, ClientHistory::default())
     }
 }
 
@@ -159,26 +159,26 @@ mod tests {
     const MIB: u64 = 1024 * KIB;
     /// The kernel's default of `sequential_cutoff`.
     const CUTOFF: u64 = 4 * MIB;
-    const ME: Client = Client(1);
-    const OTHER: Client = Client(2);
+    const ME: ClientId = ClientId(1);
+    const OTHER: ClientId = ClientId(2);
 
     /// Streams with a clock that advances by a millisecond per request.
     #[derive(Default)]
-    struct Bench {
+    struct TimedStreams {
         streams: Streams,
         now: Time,
     }
 
-    impl Bench {
+    impl TimedStreams {
         /// Returns true if a request of `bytes` at `sector` is bypassed.
-        fn bypasses(&mut self, client: Client, sector: u64, bytes: u64) -> bool {
+        fn bypasses(&mut self, client: ClientId, sector: u64, bytes: u64) -> bool {
             self.now = self.now + Duration::from_millis(1);
             self.streams.take_in(self.now, client, sector, sector + bytes / 512) >= CUTOFF
         }
 
         /// Returns how many requests of a stream are not bypassed; these are the first ones. The
         /// stream has `bytes` from `sector` on, in requests of 64 KiB.
-        fn stream(&mut self, client: Client, sector: u64, bytes: u64) -> usize {
+        fn stream(&mut self, client: ClientId, sector: u64, bytes: u64) -> usize {
             let requests = 0..bytes / (64 * KIB);
             let bypassed: Vec<bool> =
                 requests.map(|number| self.bypasses(client, sector + number * 128, 64 * KIB)).collect();
@@ -189,7 +189,7 @@ mod tests {
 
         /// Returns how many of 40 requests of 4 KiB that continue nothing are bypassed; these are
         /// the first ones.
-        fn random(&mut self, client: Client) -> usize {
+        fn random(&mut self, client: ClientId) -> usize {
             let bypassed: Vec<bool> = (1..41)
                 .map(|number| self.bypasses(client, number * 1_000_003 % 7_777_777 * 64, 4 * KIB))
                 .collect();
@@ -201,26 +201,26 @@ mod tests {
 
     #[test]
     fn the_first_63_of_64_kib_are_cached() {
-        assert_eq!(Bench::default().stream(ME, 1 << 30, 64 * MIB), 63);
+        assert_eq!(TimedStreams::default().stream(ME, 1 << 30, 64 * MIB), 63);
     }
 
     #[test]
     fn one_request_can_be_a_stream() {
-        let mut bench = Bench::default();
+        let mut bench = TimedStreams::default();
         assert!(!bench.bypasses(ME, 0, 4092 * KIB));
         assert!(bench.bypasses(ME, 1 << 30, 4 * MIB));
     }
 
     #[test]
     fn six_random_requests_after_a_stream_are_bypassed() {
-        let mut bench = Bench::default();
+        let mut bench = TimedStreams::default();
         bench.stream(ME, 1 << 40, 64 * MIB);
         assert_eq!(bench.random(ME), 6);
     }
 
     #[test]
     fn nobody_pays_for_another_clients_stream() {
-        let mut bench = Bench::default();
+        let mut bench = TimedStreams::default();
         bench.stream(ME, 1 << 40, 64 * MIB);
         assert_eq!(bench.random(OTHER), 0);
         assert_eq!(bench.random(ME), 6, "the average is its own, whatever others have asked for meanwhile");
@@ -229,7 +229,7 @@ mod tests {
     /// The requests of one stream may arrive over several connections.
     #[test]
     fn a_stream_may_have_two_clients() {
-        let mut bench = Bench::default();
+        let mut bench = TimedStreams::default();
         let bypassed = |number: u64| {
             bench.bypasses(
                 if number.is_multiple_of(2) { ME } else { OTHER },
@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn a_pause_ends_a_stream() {
         for (seconds, goes_on) in [(4, true), (5, false), (6, false)] {
-            let mut bench = Bench::default();
+            let mut bench = TimedStreams::default();
             bench.stream(ME, 0, 4 * MIB - 64 * KIB);
             // The bench adds the last millisecond.
             bench.now = bench.now + Duration::from_millis(1000 * seconds - 1);
@@ -255,10 +255,10 @@ mod tests {
     /// bypassed.
     #[test]
     fn averages_do_not_begin_again_at_4_gib() {
-        let mut bench = Bench::default();
+        let mut bench = TimedStreams::default();
         bench.streams.take_in(bench.now, ME, 1 << 40, (1 << 40) + 4080 * MIB / 512);
         assert_eq!(bench.random(ME), 37, "as many as in the kernel after the first");
-        let mut bench = Bench::default();
+        let mut bench = TimedStreams::default();
         for number in 1..3 {
             bench.streams.take_in(bench.now, ME, number << 40, (number << 40) + 4080 * MIB / 512);
         }
@@ -271,7 +271,7 @@ mod tests {
     #[test]
     fn the_stream_that_was_longest_without_a_request_gives_way() {
         for (others, goes_on) in [(127, true), (128, false)] {
-            let mut bench = Bench::default();
+            let mut bench = TimedStreams::default();
             bench.stream(ME, 0, 4 * MIB - 64 * KIB);
             for number in 1..=others {
                 bench.bypasses(OTHER, number << 32, 4 * KIB);
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_block_that_is_read_again_and_again_holds_one_place() {
-        let mut bench = Bench::default();
+        let mut bench = TimedStreams::default();
         bench.stream(ME, 0, 4 * MIB - 64 * KIB);
         for _ in 0..1000 {
             bench.bypasses(OTHER, 1 << 32, 4 * KIB);
@@ -292,11 +292,11 @@ mod tests {
 
     #[test]
     fn memory_is_bounded() {
-        let mut bench = Bench::default();
+        let mut bench = TimedStreams::default();
         for number in 0..10_000 {
-            bench.bypasses(Client(number), number << 20, 4 * KIB);
+            bench.bypasses(ClientId(number), number << 20, 4 * KIB);
             // Some end where others do, and some continue a stream.
-            bench.bypasses(Client(number % 7), (number % 300) << 20, 4 * KIB);
+            bench.bypasses(ClientId(number % 7), (number % 300) << 20, 4 * KIB);
         }
         let Streams { slots, by_end, clients, order, .. } = &bench.streams;
         assert_eq!((slots.len(), clients.len()), (STREAMS_MAX, CLIENTS_MAX));

@@ -6,22 +6,22 @@
 //! without touches. Random is a walk over all slots with a new random stride for each search, which
 //! visits each slot once, in an order unrelated to their use.
 
-use crate::policy::lists::{Lists, Rank};
+use crate::policy::lists::{Rank, SlotLists};
 use alloc::collections::TryReserveError;
 use bcached_env::rng::Rng;
-use bcached_format::Replacement;
+use bcached_format::ReplacementPolicy;
 
 /// The buckets that can be evicted, and their order.
-pub struct Victims {
-    lists: Lists,
+pub struct EvictionOrder {
+    lists: SlotLists,
     slots: u32,
-    policy: Replacement,
+    policy: ReplacementPolicy,
     rng: Rng,
 }
 
 /// The position of a search.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum VictimCursor {
     /// At this slot of the lists.
     Listed(u32),
     /// On its walk over all slots.
@@ -35,7 +35,7 @@ pub enum Place {
     },
 }
 
-impl Victims {
+impl EvictionOrder {
     /// Creates the order for `slots` buckets, none of which can be evicted.
     ///
     /// # Errors
@@ -45,8 +45,8 @@ impl Victims {
     /// If there are more than 2^32, which an opening refuses.
     pub fn new(slots: usize) -> Result<Self, TryReserveError> {
         let count = u32::try_from(slots).expect("open refuses devices with more than 2^32 buckets");
-        let lists = Lists::new(slots)?;
-        Ok(Self { lists, slots: count, policy: Replacement::default(), rng: Rng::new(0) })
+        let lists = SlotLists::new(slots)?;
+        Ok(Self { lists, slots: count, policy: ReplacementPolicy::default(), rng: Rng::new(0) })
     }
 
     /// Returns whether the bucket can be evicted.
@@ -56,7 +56,7 @@ impl Victims {
         self.lists.rank(slot).is_some()
     }
 
-    /// The number stored for a bucket that cannot be evicted ([`Lists::spare`]).
+    /// The number stored for a bucket that cannot be evicted ([`SlotLists::spare`]).
     #[inline]
     #[must_use]
     pub fn spare(&self, slot: u32) -> u32 {
@@ -73,7 +73,7 @@ impl Victims {
     }
 
     /// Sets the policy from now on. `seed`: for random choices.
-    pub const fn set_policy(&mut self, policy: Replacement, seed: u64) {
+    pub const fn set_policy(&mut self, policy: ReplacementPolicy, seed: u64) {
         self.policy = policy;
         self.rng = Rng::new(seed);
     }
@@ -95,7 +95,7 @@ impl Victims {
 
     /// Records that the bucket was read from or written to.
     pub fn touch(&mut self, slot: u32) {
-        let counts = self.policy == Replacement::Lru && self.lists.rank(slot) == Some(Rank::Used);
+        let counts = self.policy == ReplacementPolicy::Lru && self.lists.rank(slot) == Some(Rank::Used);
         // The most recently used bucket is last already.
         if counts && !self.lists.is_last(slot) {
             self.lists.append(slot, Rank::Used);
@@ -103,14 +103,14 @@ impl Victims {
     }
 
     /// The position where a search begins; `None` if nothing can be evicted.
-    pub fn begin(&mut self) -> Option<Place> {
-        self.lists.first(Rank::Empty).map(Place::Listed).or_else(|| self.begin_used())
+    pub fn begin(&mut self) -> Option<VictimCursor> {
+        self.lists.first(Rank::Empty).map(VictimCursor::Listed).or_else(|| self.begin_used())
     }
 
-    fn begin_used(&mut self) -> Option<Place> {
+    fn begin_used(&mut self) -> Option<VictimCursor> {
         let first = self.lists.first(Rank::Used)?;
-        if self.policy != Replacement::Random {
-            return Some(Place::Listed(first));
+        if self.policy != ReplacementPolicy::Random {
+            return Some(VictimCursor::Listed(first));
         }
         let below = |rng: &mut Rng, bound: u32| u32::try_from(rng.below(bound.into())).unwrap_or(0);
         let at = below(&mut self.rng, self.slots);
@@ -119,32 +119,32 @@ impl Victims {
         while common_divisor(stride, self.slots) > 1 {
             stride = stride % self.slots + 1;
         }
-        Some(Place::Striding { at, stride, left: self.slots })
+        Some(VictimCursor::Striding { at, stride, left: self.slots })
     }
 
     /// Returns a position from which an interrupted search can continue. The lists may have changed
     /// since.
-    pub fn resume(&mut self, place: Option<Place>) -> Option<Place> {
+    pub fn resume(&mut self, place: Option<VictimCursor>) -> Option<VictimCursor> {
         match place {
-            Some(Place::Listed(slot)) if self.lists.rank(slot).is_none() => self.begin(),
+            Some(VictimCursor::Listed(slot)) if self.lists.rank(slot).is_none() => self.begin(),
             Some(place) => Some(place),
             None => self.begin(),
         }
     }
 
     /// Returns the slot at `place`, if it can be evicted, and the next position.
-    pub fn look(&mut self, place: Place) -> (Option<u32>, Option<Place>) {
+    pub fn look(&mut self, place: VictimCursor) -> (Option<u32>, Option<VictimCursor>) {
         match place {
-            Place::Listed(slot) => {
+            VictimCursor::Listed(slot) => {
                 let was_empty = self.lists.rank(slot) == Some(Rank::Empty);
-                let next = self.lists.after(slot).map(Place::Listed);
+                let next = self.lists.after(slot).map(VictimCursor::Listed);
                 (Some(slot), if next.is_none() && was_empty { self.begin_used() } else { next })
             }
-            Place::Striding { at, stride, left } => {
+            VictimCursor::Striding { at, stride, left } => {
                 let found = (self.lists.rank(at) == Some(Rank::Used)).then_some(at);
                 let next = (u64::from(at) + u64::from(stride)) % u64::from(self.slots);
                 let next = u32::try_from(next).unwrap_or(0);
-                (found, (left > 1).then_some(Place::Striding { at: next, stride, left: left - 1 }))
+                (found, (left > 1).then_some(VictimCursor::Striding { at: next, stride, left: left - 1 }))
             }
         }
     }
@@ -163,7 +163,7 @@ mod tests {
     use alloc::vec::Vec;
 
     /// All victims, in the order of a search that is interrupted after each.
-    fn searched(victims: &mut Victims) -> Vec<u32> {
+    fn searched(victims: &mut EvictionOrder) -> Vec<u32> {
         let mut found = Vec::new();
         let mut at = victims.begin();
         while let Some(place) = at {
@@ -174,8 +174,8 @@ mod tests {
         found
     }
 
-    fn with_policy(policy: Replacement) -> Victims {
-        let mut victims = Victims::new(8).expect("eight slots");
+    fn with_policy(policy: ReplacementPolicy) -> EvictionOrder {
+        let mut victims = EvictionOrder::new(8).expect("eight slots");
         victims.set_policy(policy, 7);
         for slot in [0, 1, 2, 5] {
             victims.place(slot, Some(Rank::Used));
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn victims_come_empty_first_then_by_last_touch() {
-        let mut victims = with_policy(Replacement::Lru);
+        let mut victims = with_policy(ReplacementPolicy::Lru);
         assert_eq!(searched(&mut victims), [3, 1, 2, 5, 0]);
         victims.place(2, None);
         victims.place(1, Some(Rank::Empty));
@@ -196,16 +196,16 @@ mod tests {
 
     #[test]
     fn a_touch_keeps_nothing_that_was_filled_first() {
-        let mut victims = with_policy(Replacement::Fifo);
+        let mut victims = with_policy(ReplacementPolicy::Fifo);
         assert_eq!(searched(&mut victims), [3, 0, 1, 2, 5]);
-        victims.set_policy(Replacement::Lru, 7);
+        victims.set_policy(ReplacementPolicy::Lru, 7);
         victims.touch(1);
         assert_eq!(searched(&mut victims), [3, 0, 2, 5, 1], "touches count from here on");
     }
 
     #[test]
     fn any_may_come_first_and_each_comes_once() {
-        let mut victims = with_policy(Replacement::Random);
+        let mut victims = with_policy(ReplacementPolicy::Random);
         let mut first = Vec::new();
         for _ in 0..200 {
             let mut found = searched(&mut victims);
@@ -222,8 +222,8 @@ mod tests {
 
     #[test]
     fn nothing_to_give_up_is_no_search() {
-        for policy in [Replacement::Lru, Replacement::Fifo, Replacement::Random] {
-            let mut victims = Victims::new(1).expect("one slot");
+        for policy in [ReplacementPolicy::Lru, ReplacementPolicy::Fifo, ReplacementPolicy::Random] {
+            let mut victims = EvictionOrder::new(1).expect("one slot");
             victims.set_policy(policy, 7);
             assert_eq!(victims.begin(), None);
             victims.place(0, Some(Rank::Used));

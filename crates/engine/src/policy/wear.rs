@@ -24,7 +24,7 @@ const STEPS: u64 = 88;
 
 /// The error count.
 #[derive(Clone, Default, Debug)]
-pub struct Wear {
+pub struct IoErrorCount {
     /// Errors, in units of [`ONE`].
     count: u64,
     /// Operations since the last step.
@@ -34,7 +34,7 @@ pub struct Wear {
     places: BTreeMap<u64, u64>,
 }
 
-impl Wear {
+impl IoErrorCount {
     /// Records that an operation on the sectors `range` of the device has ended; `failed`: it
     /// failed. `halflife`: in operations; 0: no decay.
     pub fn take_in(&mut self, range: &Range<u64>, failed: bool, halflife: u64) {
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn errors_add_up_to_the_limit() {
-        let mut wear = Wear::default();
+        let mut wear = IoErrorCount::default();
         assert!(!wear.has_reached(0), "nothing has failed");
         for error in 1..=8 {
             assert!(!wear.has_reached(8));
@@ -116,12 +116,12 @@ mod tests {
     #[test]
     fn half_of_them_fade_in_a_half_life() {
         for halflife in [88, 880, 88_000] {
-            let mut wear = Wear::default();
+            let mut wear = IoErrorCount::default();
             (0..1000).for_each(|number| wear.take_in(&block(number), true, 0));
             (0..halflife).for_each(|_| wear.take_in(&block(2000), false, halflife));
             assert!((495..=505).contains(&wear.errors()), "{halflife}: {}", wear.errors());
         }
-        let mut wear = Wear::default();
+        let mut wear = IoErrorCount::default();
         wear.take_in(&block(0), true, 1);
         (0..5000).for_each(|_| wear.take_in(&block(1), false, 1));
         assert_eq!(wear.count, 0, "in the end all of it");
@@ -131,8 +131,8 @@ mod tests {
     /// whole cache.
     #[test]
     fn a_place_that_goes_on_failing_is_counted_once() {
-        let mut wear = Wear::default();
-        let counted = |wear: &mut Wear, range: Range<u64>| {
+        let mut wear = IoErrorCount::default();
+        let counted = |wear: &mut IoErrorCount, range: Range<u64>| {
             wear.take_in(&range, true, 0);
             wear.errors()
         };

@@ -29,16 +29,16 @@
 //! [`Options::io_error_limit`]: crate::Options::io_error_limit
 //! [`VolumeOptions::sequential_cutoff`]: crate::VolumeOptions::sequential_cutoff
 
-use crate::policy::Client;
-use crate::request::{Range, Request, Target};
+use crate::policy::ClientId;
+use crate::request::{Request, SectorRange, Target};
 use crate::state::State;
 use bcached_format::CacheMode;
 
 /// Why a request adds nothing to the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Bypass {
+pub enum BypassReason {
     /// The volume is being detached or attached.
-    OnItsWay,
+    VolumeBusy,
     /// The cache device has failed too often.
     Failing,
     /// The cache is full of data that must be written back first.
@@ -51,16 +51,16 @@ pub enum Bypass {
     Congested,
 }
 
-impl Bypass {
+impl BypassReason {
     /// All reasons, in the order in which they are checked.
     pub const ALL: [Self; 6] =
-        [Self::OnItsWay, Self::Failing, Self::Full, Self::Mode, Self::Sequential, Self::Congested];
+        [Self::VolumeBusy, Self::Failing, Self::Full, Self::Mode, Self::Sequential, Self::Congested];
 
     /// Returns the reason's name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Self::OnItsWay => "attaching_or_detaching",
+            Self::VolumeBusy => "attaching_or_detaching",
             Self::Failing => "failing",
             Self::Full => "full",
             Self::Mode => "mode",
@@ -74,10 +74,10 @@ impl Bypass {
 pub(super) fn decide(
     s: &mut State,
     target: &Target,
-    client: Client,
+    client: ClientId,
     request: &Request,
-    range: Range,
-) -> Result<(), Bypass> {
+    range: SectorRange,
+) -> Result<(), BypassReason> {
     if !matches!(request, Request::Read { .. } | Request::Write { .. }) {
         return Ok(());
     }
@@ -96,28 +96,28 @@ pub(super) fn decide(
 fn admit(
     s: &mut State,
     target: &Target,
-    client: Client,
+    client: ClientId,
     request: &Request,
-    range: Range,
-) -> Result<(), Bypass> {
+    range: SectorRange,
+) -> Result<(), BypassReason> {
     let (in_use, is_worn) = (s.in_use_percent(), s.is_worn());
     let Some(volume) = s.volumes.get_mut(target.id) else { return Ok(()) };
     if target.inode.is_none() || target.backing.is_none() {
         return Ok(());
     }
     if volume.is_bypassed() {
-        return Err(Bypass::OnItsWay);
+        return Err(BypassReason::VolumeBusy);
     }
     if is_worn {
-        return Err(Bypass::Failing);
+        return Err(BypassReason::Failing);
     }
     if in_use >= s.options.cutoff_cache_add {
-        return Err(Bypass::Full);
+        return Err(BypassReason::Full);
     }
     let is_read = matches!(request, Request::Read { .. });
     match target.mode {
-        CacheMode::None => return Err(Bypass::Mode),
-        CacheMode::Writearound if !is_read => return Err(Bypass::Mode),
+        CacheMode::None => return Err(BypassReason::Mode),
+        CacheMode::Writearound if !is_read => return Err(BypassReason::Mode),
         CacheMode::Writearound | CacheMode::Writethrough | CacheMode::Writeback => {}
     }
     let cutoff = volume.options.sequential_cutoff;
@@ -127,10 +127,10 @@ fn admit(
     }
     let streamed = volume.streams.take_in(s.now, client, range.start, range.end);
     if cutoff > 0 && streamed >= cutoff {
-        return Err(Bypass::Sequential);
+        return Err(BypassReason::Sequential);
     }
     match limit {
-        Some(limit) if streamed / 512 >= limit => Err(Bypass::Congested),
+        Some(limit) if streamed / 512 >= limit => Err(BypassReason::Congested),
         _ => Ok(()),
     }
 }

@@ -8,16 +8,16 @@
 
 use crate::error::Error;
 use crate::request::uncached::in_turn;
-use crate::request::{Range, Target, holes, write};
+use crate::request::{SectorRange, Target, holes, write};
 use crate::set::CacheSet;
 use crate::writeback::contention::beside;
 
 /// Gives up the content of a range.
-pub async fn discard(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
+pub async fn discard(set: &CacheSet, target: &Target, range: SectorRange) -> Result<(), Error> {
     let block = target.block_sectors;
     let start = range.start.next_multiple_of(block);
     let end = range.end.min(target.cacheable_end);
-    let inside = Range { start, end: end - end % block };
+    let inside = SectorRange { start, end: end - end % block };
     if inside.start >= inside.end {
         return Ok(());
     }
@@ -27,7 +27,7 @@ pub async fn discard(set: &CacheSet, target: &Target, range: Range) -> Result<()
 }
 
 /// Gives up whole blocks, while the caller has its turn in the range.
-async fn discard_blocks(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
+async fn discard_blocks(set: &CacheSet, target: &Target, range: SectorRange) -> Result<(), Error> {
     if target.inode.is_none() {
         return if passes_down(target) { pass_down(set, target, range).await } else { Ok(()) };
     }
@@ -47,7 +47,7 @@ fn passes_down(target: &Target) -> bool {
     target.backing.as_ref().is_some_and(|disk| disk.info().discard)
 }
 
-async fn pass_down(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
+async fn pass_down(set: &CacheSet, target: &Target, range: SectorRange) -> Result<(), Error> {
     let (disk, begun) = write::begin_backing_write(set, target, range).await?;
     // Whether the device carries it out is up to the device. The discard is answered as done, even
     // if the device was absent.

@@ -3,68 +3,73 @@
 //! transitions. A write that needs more is served step by step (`write`), and so is the rest of a
 //! write that meets an obstacle.
 
-use crate::btree::cache::Leaf;
-use crate::btree::{Attempt, Record};
-use crate::cache_writes::Cause;
-use crate::error::{Doing, Error};
-use crate::latency::Path;
-use crate::request::inflight::{Asks, Begun, Kept, Whom};
-use crate::request::insert::{Chunk, Left};
+use crate::btree::cache::LeafHint;
+use crate::btree::{Attempt, InsertKind};
+use crate::cache_writes::WriteCause;
+use crate::error::{Error, ErrorContext};
+use crate::latency::RequestPath;
+use crate::request::inflight::{InFlightSlot, ReplyTo, RequestOrigin, Submission};
+use crate::request::insert::{Chunk, SpaceLeft};
 use crate::request::ranges::Claim;
 use crate::request::uncached::from_queue;
-use crate::request::write::{self, Survey, Way};
-use crate::request::{Range, Reply, Request, Target};
+use crate::request::write::{self, RangeState, WriteMode};
+use crate::request::{Reply, Request, SectorRange, Target};
 use crate::set::CacheSet;
-use crate::space::Class;
+use crate::space::DataClass;
 use crate::state::State;
-use crate::volume::epoch::Asked;
+use crate::volume::epoch::RequestToken;
 use bcached_env::{IoError, Payload, Time};
 use bcached_format::{Key, Position};
 use core::cell::Cell;
 
 /// A write that has begun: it has its range and its space.
-pub struct Put {
-    range: Range,
+pub struct FastWrite {
+    range: SectorRange,
     claim: Claim,
     chunk: Chunk,
-    survey: Survey,
+    survey: RangeState,
     /// The leaf that its key enters.
-    leaf: Leaf,
+    leaf: LeafHint,
     /// The volume had no dirty data.
     is_first: bool,
-    left: Left,
+    left: SpaceLeft,
 }
 
 /// Such a write in flight.
-pub struct Putting {
+pub struct FastWriteInFlight {
     pub(super) target: Target,
-    pub(super) asked: Option<Asked>,
-    pub(super) put: Put,
+    pub(super) asked: Option<RequestToken>,
+    pub(super) put: FastWrite,
     pub(super) payload: Payload,
     pub(super) began: Time,
-    pub(super) whom: Whom,
+    pub(super) reply_to: ReplyTo,
 }
 
 /// How a write has begun.
-enum Started {
+enum WriteStart {
     /// The data is to be written.
-    Put { place: usize, sector: u64, left: Left, is_first: bool },
+    Write { place: usize, sector: u64, left: SpaceLeft, is_first: bool },
     /// Only counted; it needs a task.
-    InSteps(Target, Option<Asked>),
+    NeedsTask(Target, Option<RequestToken>),
 }
 
 /// How a write ended whose data has been written, or has failed to be.
-enum Ended {
+enum WriteOutcome {
     /// It is complete.
-    Well(Result<(), Error>),
+    Complete(Result<(), Error>),
     /// This part of its key is not in the tree.
-    Without(Key),
+    KeyLeft(Key),
 }
 
 impl State {
     /// Begins a write if it can go to the cache as a whole and at once; otherwise nothing has
     /// changed.
-    fn put_at_once(&mut self, target: &Target, range: Range, request: &Request) -> Option<(Put, Payload)> {
+    fn put_at_once(
+        &mut self,
+        target: &Target,
+        range: SectorRange,
+        request: &Request,
+    ) -> Option<(FastWrite, Payload)> {
         let Request::Write { payload, fua: false, .. } = request else { return None };
         let inode = target.inode?;
         if self.failed.is_some() || !self.note.is_kept() || target.blocks_around(range) != Some(range) {
@@ -77,8 +82,8 @@ impl State {
         }
         let is_limited = self.lets_in_at_once(target)?;
         let (survey, leaf) = self.survey_whole(inode, range.start, range.end)?;
-        let class = Class::Dirty(inode);
-        if write::way(self, target, range, survey, false) != Way::Back
+        let class = DataClass::Dirty(inode);
+        if write::way(self, target, range, survey, false) != WriteMode::Back
             || !self.open.fits(class, range.sectors())
         {
             return None;
@@ -86,14 +91,14 @@ impl State {
         let place = Position { inode, offset: range.start };
         let space = self.take_space(class, Some(place), range.sectors())?;
         if is_limited {
-            self.room.admit(range.sectors());
+            self.dirty_throttle.admit(range.sectors());
         }
         let volume = self.volumes.get_mut(target.id).expect("the volume was found in this transition");
         let claim = volume.ranges.begin_write(range.start, range.end);
         let is_first = target.backing.is_some() && volume.begins_dirty(self.now);
-        self.stats.written.add(Cause::Data, payload.len());
+        self.stats.written.add(WriteCause::Data, payload.len());
         let chunk = Chunk { start: range.start, space };
-        let put = Put { range, claim, chunk, survey, leaf, is_first, left: self.space_left() };
+        let put = FastWrite { range, claim, chunk, survey, leaf, is_first, left: self.space_left() };
         Some((put, payload.clone()))
     }
 
@@ -102,11 +107,11 @@ impl State {
     fn end_put(
         &mut self,
         target: &Target,
-        put: &Put,
-        (asked, began): (Option<Asked>, Time),
+        put: &FastWrite,
+        (asked, began): (Option<RequestToken>, Time),
         written: &Result<(), IoError>,
-    ) -> Ended {
-        let Put { range, claim, chunk, leaf, .. } = put;
+    ) -> WriteOutcome {
+        let FastWrite { range, claim, chunk, leaf, .. } = put;
         for pointer in chunk.space.pointers.as_slice() {
             let bytes = usize::try_from(range.sectors() * 512).expect("a request fits in memory");
             self.cache_has_done(pointer.sector(), bytes, written.is_ok());
@@ -121,56 +126,61 @@ impl State {
         // A failed write is never indexed: invariant D1. Without a note the answer waits for the
         // journal: invariant D6.
         if written.is_err() || !is_ready || self.failed.is_some() || !self.note.is_kept() {
-            return Ended::Without(key);
+            return WriteOutcome::KeyLeft(key);
         }
-        match self.insert_in(Some(*leaf), &key, Record::Journal) {
+        match self.insert_in(Some(*leaf), &key, InsertKind::Journal) {
             Attempt::Done(upto) => {
                 if let Some(rest) = key.cut(upto, key.end) {
-                    return Ended::Without(rest);
+                    return WriteOutcome::KeyLeft(rest);
                 }
             }
-            Attempt::Needs(_) => return Ended::Without(key),
+            Attempt::Needs(_) => return WriteOutcome::KeyLeft(key),
         }
         self.unpin(&chunk.space.pointers);
         self.stats.write_bytes += range.sectors() * 512;
         if let Some(volume) = self.volumes.get_mut(target.id) {
             volume.ranges.release(*claim);
         }
-        target.goes(Path::WriteBack);
-        Ended::Well(self.end_change(target, (asked, None), Some(*range), Ok(()), began))
+        target.goes(RequestPath::WriteBack);
+        WriteOutcome::Complete(self.end_change(target, (asked, None), Some(*range), Ok(()), began))
     }
 }
 
 impl CacheSet {
     /// Begins a write.
-    pub(super) fn ask_to_write(&self, asks: Asks, request: Request, whom: impl FnOnce() -> Whom) -> Begun {
-        let Asks { client, volume, began } = asks;
+    pub(super) fn ask_to_write(
+        &self,
+        origin: RequestOrigin,
+        request: Request,
+        reply_to: impl FnOnce() -> ReplyTo,
+    ) -> Submission {
+        let RequestOrigin { client, volume, began } = origin;
         let started = self.with(|s| {
             let (target, asked, range) = s.begin_request(client, volume, &request)?;
             let put = range.and_then(|range| s.put_at_once(&target, range, &request));
             let Some((put, payload)) = put else {
-                return Ok(Started::InSteps(target, asked));
+                return Ok(WriteStart::NeedsTask(target, asked));
             };
             let (left, is_first, sector) = (put.left, put.is_first, put.chunk.sector());
-            let putting = Putting { target, asked, put, payload, began, whom: whom() };
+            let putting = FastWriteInFlight { target, asked, put, payload, began, reply_to: reply_to() };
             let place = self.inner.under_way.borrow_mut().puts.insert(putting);
-            Ok(Started::Put { place, sector, left, is_first })
+            Ok(WriteStart::Write { place, sector, left, is_first })
         });
         match (started, request) {
-            (Ok(Started::Put { place, sector, left, is_first }), Request::Write { payload, .. }) => {
+            (Ok(WriteStart::Write { place, sector, left, is_first }), Request::Write { payload, .. }) => {
                 self.tell_of_space(left);
                 if is_first {
                     self.signals().writeback_work.notify_all();
                 }
-                self.write_for(sector, payload, Kept::Put(place));
+                self.write_for(sector, payload, InFlightSlot::Write(place));
             }
-            (Ok(Started::InSteps(target, asked)), request) => {
-                return asks.rest(request, Ok((target, asked))).into();
+            (Ok(WriteStart::NeedsTask(target, asked)), request) => {
+                return origin.rest(request, Ok((target, asked))).into();
             }
-            (Err(error), request) => return asks.rest(request, Err(error)).into(),
-            (Ok(Started::Put { .. }), _) => unreachable!("only a write is put"),
+            (Err(error), request) => return origin.rest(request, Err(error)).into(),
+            (Ok(WriteStart::Write { .. }), _) => unreachable!("only a write is put"),
         }
-        Begun::UnderWay
+        Submission::InFlight
     }
 
     /// Handles the completion of the write that is kept in slot `place`.
@@ -178,19 +188,19 @@ impl CacheSet {
         let ended = {
             // Used where it lies: moving it takes longer than the work on it.
             let under_way = self.inner.under_way.borrow();
-            let Putting { target, put, asked, began, .. } = &under_way.puts[place];
+            let FastWriteInFlight { target, put, asked, began, .. } = &under_way.puts[place];
             self.with_telling(|s| s.end_put(target, put, (*asked, *began), &written))
         };
         let take = || self.inner.under_way.borrow_mut().puts.remove(place);
         match ended {
-            Ended::Well(result) => {
+            WriteOutcome::Complete(result) => {
                 self.signals().ranges.notify_all();
-                let Putting { payload, whom, .. } = take();
+                let FastWriteInFlight { payload, reply_to, .. } = take();
                 // The client may reuse its memory as soon as it has its answer.
                 drop(payload);
-                whom.tell(Reply { result, buffer: None });
+                reply_to.tell(Reply { result, buffer: None });
             }
-            Ended::Without(rest) => {
+            WriteOutcome::KeyLeft(rest) => {
                 let (set, putting) = (self.clone(), take());
                 self.env().spawn(async move { set.put_in_steps(putting, written, rest).await });
             }
@@ -198,20 +208,20 @@ impl CacheSet {
     }
 
     /// Finishes the write step by step, from where `rest` of its key is not in the tree.
-    async fn put_in_steps(&self, putting: Putting, written: Result<(), IoError>, rest: Key) {
-        let Putting { target, asked, put, payload, began, whom } = putting;
-        let Put { range, claim, chunk, survey, .. } = put;
-        target.goes(Path::WriteBack);
+    async fn put_in_steps(&self, putting: FastWriteInFlight, written: Result<(), IoError>, rest: Key) {
+        let FastWriteInFlight { target, asked, put, payload, began, reply_to } = putting;
+        let FastWrite { range, claim, chunk, survey, .. } = put;
+        target.goes(RequestPath::WriteBack);
         let stored = match written {
             Ok(()) => self.put_dirty(&target, rest).await,
-            Err(source) => Err(Error::Io { doing: Doing::Data, source }),
+            Err(source) => Err(Error::Io { doing: ErrorContext::Data, source }),
         };
         self.release_chunks(&[chunk]);
         let was_stored = stored.is_ok();
         let met = Cell::new(stored.err());
         let flow = async |target: &Target| match met.take() {
             None if was_stored => Ok(None),
-            Some(Error::Io { doing: Doing::Data, .. })
+            Some(Error::Io { doing: ErrorContext::Data, .. })
                 if target.backing.is_some() && target.inode.is_some() =>
             {
                 write::write_out(self, target, (range, range), &payload, survey, false).await
@@ -230,6 +240,6 @@ impl CacheSet {
         let result = self.with(|s| s.end_change(&target, (asked, unproven), Some(range), result, began));
         self.signals().ranges.notify_all();
         drop(payload);
-        whom.tell(Reply { result, buffer: None });
+        reply_to.tell(Reply { result, buffer: None });
     }
 }

@@ -6,19 +6,19 @@
 //! another. A fill that needs more is done step by step, and so is the rest of one that meets an
 //! obstacle.
 
-use crate::btree::cache::Leaf;
-use crate::btree::{Attempt, Need, Record};
-use crate::cache_writes::Cause;
-use crate::request::inflight::Kept;
-use crate::request::insert::{self, Chunk, Left};
-use crate::request::parked::{self, Clean};
+use crate::btree::cache::LeafHint;
+use crate::btree::{Attempt, InsertKind, Need};
+use crate::cache_writes::WriteCause;
+use crate::request::inflight::InFlightSlot;
+use crate::request::insert::{self, Chunk, SpaceLeft};
+use crate::request::parked::{self, CleanOutcome};
 use crate::request::ranges::Claim;
-use crate::request::{REQUESTS_MAX, Range, Target};
+use crate::request::{REQUESTS_MAX, SectorRange, Target};
 use crate::set::CacheSet;
-use crate::space::Class;
+use crate::space::DataClass;
 use crate::state::State;
 use crate::volume::VolumeId;
-use crate::volume::epoch::Stamp;
+use crate::volume::epoch::FlushStamp;
 use bcached_env::{Buffer, IoError, Payload, Time};
 use bcached_format::Key;
 
@@ -30,17 +30,17 @@ pub const FILLS_MAX: usize = REQUESTS_MAX;
 
 /// A fill that has begun.
 pub(super) struct Fill {
-    range: Range,
+    range: SectorRange,
     claim: Claim,
     /// The stamp of the read that brought its data.
-    stamp: Stamp,
+    stamp: FlushStamp,
     /// The leaf that its key enters, if known.
-    leaf: Option<Leaf>,
+    leaf: Option<LeafHint>,
 }
 
 impl Fill {
     /// Sets the leaf that lacked the data.
-    pub(super) fn of(self, leaf: Leaf) -> Self {
+    pub(super) fn of(self, leaf: LeafHint) -> Self {
         Self { leaf: Some(leaf), ..self }
     }
 
@@ -51,21 +51,21 @@ impl Fill {
 }
 
 /// A fill with its data.
-pub(super) struct FillOf {
+pub(super) struct FillData {
     target: Target,
     fill: Fill,
     payload: Payload,
 }
 
 /// A fill whose data is being written.
-pub struct Filling {
-    of: FillOf,
+pub struct FillInFlight {
+    of: FillData,
     chunk: Chunk,
     began: Time,
 }
 
 /// What is left to do for a fill whose data has been written, or has failed to be.
-enum Undone {
+enum FillRemainder {
     /// Nothing.
     None,
     /// Nothing; it is parked until a flush.
@@ -96,9 +96,14 @@ impl State {
 
     /// Begins a fill, if it may, when the data for which `claim` was entered has been read with
     /// `stamp`. Otherwise the claim is released, and the caller notifies `ranges`.
-    pub(super) fn begin_fill(&mut self, target: &Target, claim: Claim, stamp: Option<Stamp>) -> Option<Fill> {
+    pub(super) fn begin_fill(
+        &mut self,
+        target: &Target,
+        claim: Claim,
+        stamp: Option<FlushStamp>,
+    ) -> Option<Fill> {
         let range = self.volumes.get(target.id)?.ranges.range_of(claim)?;
-        let range = Range { start: range.0, end: range.1 };
+        let range = SectorRange { start: range.0, end: range.1 };
         if let Some(stamp) = stamp
             && self.begin_favour(target.id, range.sectors() * 512)
         {
@@ -115,13 +120,13 @@ impl State {
     }
 
     /// Takes space for a fill, if it is available as a whole and at once.
-    fn take_fill_space(&mut self, fill: &Fill) -> Option<(Chunk, Left)> {
+    fn take_fill_space(&mut self, fill: &Fill) -> Option<(Chunk, SpaceLeft)> {
         let sectors = fill.range.sectors();
-        if !self.open.fits(Class::Clean, sectors) {
+        if !self.open.fits(DataClass::Clean, sectors) {
             return None;
         }
-        let space = self.take_space(Class::Clean, None, sectors)?;
-        self.stats.written.add(Cause::Fill, fill.bytes());
+        let space = self.take_space(DataClass::Clean, None, sectors)?;
+        self.stats.written.add(WriteCause::Fill, fill.bytes());
         Some((Chunk { start: fill.range.start, space }, self.space_left()))
     }
 
@@ -132,7 +137,7 @@ impl State {
         target: &Target,
         (fill, chunk): (&Fill, &Chunk),
         (begun, written): (Time, &Result<(), IoError>),
-    ) -> Undone {
+    ) -> FillRemainder {
         for pointer in chunk.space.pointers.as_slice() {
             self.cache_has_done(pointer.sector(), fill.bytes(), written.is_ok());
             self.buckets.written(*pointer);
@@ -140,16 +145,18 @@ impl State {
         self.cache_has_written(self.now.since(begun));
         self.buckets.age(fill.range.sectors());
         // Data that could not be written gets no key: invariant D1.
-        let fate = if written.is_ok() { self.fate(target, chunk, fill) } else { Clean::Void };
+        let fate = if written.is_ok() { self.fate(target, chunk, fill) } else { CleanOutcome::Void };
         let rest = match fate {
-            Clean::Ready => self.index(target, (fill, chunk)),
-            Clean::Parked => Undone::Parked,
-            Clean::Void => Undone::None,
+            CleanOutcome::Ready => self.index(target, (fill, chunk)),
+            CleanOutcome::Parked => FillRemainder::Parked,
+            CleanOutcome::Void => FillRemainder::None,
         };
-        if matches!(fate, Clean::Void) || matches!((fate, &rest), (Clean::Ready, Undone::None)) {
+        if matches!(fate, CleanOutcome::Void)
+            || matches!((fate, &rest), (CleanOutcome::Ready, FillRemainder::None))
+        {
             self.unpin(&chunk.space.pointers);
         }
-        if !matches!(rest, Undone::Key(_)) {
+        if !matches!(rest, FillRemainder::Key(_)) {
             self.release_fill(target, fill.claim);
             self.end_favour(target.id, fill.bytes() as u64);
         }
@@ -159,26 +166,26 @@ impl State {
     /// Decides what becomes of a chunk that is in the cache. If the backing device's copy is
     /// durable, its key enters the tree. Otherwise it is parked until it is, and takes over the
     /// chunk's pin. It is dropped if there was a write to the range since its claim was entered.
-    fn fate(&mut self, target: &Target, chunk: &Chunk, fill: &Fill) -> Clean {
+    fn fate(&mut self, target: &Target, chunk: &Chunk, fill: &Fill) -> CleanOutcome {
         let volume = self.volumes.get(target.id);
         if volume.is_some_and(|volume| volume.ranges.fill_is_good(fill.claim)) {
             return parked::park(self, target, chunk, fill.stamp);
         }
         self.fill_has_collided(target.id);
-        Clean::Void
+        CleanOutcome::Void
     }
 
     /// Puts the key of a fill into the tree; returns what is left of it.
-    fn index(&mut self, target: &Target, (fill, chunk): (&Fill, &Chunk)) -> Undone {
+    fn index(&mut self, target: &Target, (fill, chunk): (&Fill, &Chunk)) -> FillRemainder {
         let key = chunk.key(target.inode.expect("only attached volumes are cached"), false);
         if self.failed.is_some() {
-            return Undone::Key(key);
+            return FillRemainder::Key(key);
         }
-        match self.insert_in(fill.leaf, &key, Record::Fill) {
-            Attempt::Done(upto) => key.cut(upto, key.end).map_or(Undone::None, Undone::Key),
+        match self.insert_in(fill.leaf, &key, InsertKind::Fill) {
+            Attempt::Done(upto) => key.cut(upto, key.end).map_or(FillRemainder::None, FillRemainder::Key),
             // A fill does not wait for the journal: nothing of it is recorded.
             Attempt::Needs(Need::Journal) => unreachable!("a fill is not journalled"),
-            Attempt::Needs(_) => Undone::Key(key),
+            Attempt::Needs(_) => FillRemainder::Key(key),
         }
     }
 }
@@ -205,16 +212,16 @@ pub(super) fn give_back(set: &CacheSet, lent: Option<Buffer>, landed: Buffer, is
 }
 
 /// Combines a fill with its data, a copy of `data`.
-pub(super) fn with_data(set: &CacheSet, target: Target, fill: Fill, data: &Buffer) -> FillOf {
+pub(super) fn with_data(set: &CacheSet, target: Target, fill: Fill, data: &Buffer) -> FillData {
     let bytes = fill.bytes();
     let mut copy = set.inner.stock.borrow_mut().take(bytes);
     copy.as_mut_slice().copy_from_slice(&data.as_slice()[..bytes]);
-    FillOf { target, fill, payload: copy.freeze() }
+    FillData { target, fill, payload: copy.freeze() }
 }
 
 impl CacheSet {
     /// Puts data that was read into the cache; its reader does not wait for that.
-    pub(super) fn begin_to_fill(&self, fill: FillOf) {
+    pub(super) fn begin_to_fill(&self, fill: FillData) {
         // A fill is optional, so it does not wait for space.
         let Some((chunk, left)) = self.with(|s| s.take_fill_space(&fill.fill)) else {
             let set = self.clone();
@@ -223,18 +230,18 @@ impl CacheSet {
         self.tell_of_space(left);
         let sector = chunk.sector();
         let payload = fill.payload.clone();
-        let filling = Filling { of: fill, chunk, began: self.env().now() };
+        let filling = FillInFlight { of: fill, chunk, began: self.env().now() };
         let place = self.inner.under_way.borrow_mut().fills.insert(filling);
-        self.write_for(sector, payload, Kept::Fill(place));
+        self.write_for(sector, payload, InFlightSlot::Fill(place));
     }
 
     /// Handles the completion of the write for the fill in slot `place`.
     pub(super) fn fill_ended(&self, place: usize, written: Result<(), IoError>) {
-        let Filling { of, chunk, began } = self.inner.under_way.borrow_mut().fills.remove(place);
+        let FillInFlight { of, chunk, began } = self.inner.under_way.borrow_mut().fills.remove(place);
         match self.with_telling(|s| s.end_fill(&of.target, (&of.fill, &chunk), (began, &written))) {
-            Undone::None => {}
-            Undone::Parked => self.signals().parked_work.notify_all(),
-            Undone::Key(key) => {
+            FillRemainder::None => {}
+            FillRemainder::Parked => self.signals().parked_work.notify_all(),
+            FillRemainder::Key(key) => {
                 let set = self.clone();
                 return self.env().spawn(async move {
                     insert::insert_clean(&set, &of.target, &key, of.fill.claim).await;
@@ -246,24 +253,24 @@ impl CacheSet {
     }
 
     /// Does the same for a fill that is not in one piece.
-    async fn fill_in_steps(&self, of: FillOf) {
-        let FillOf { target, fill, payload } = &of;
-        let chunks = self.take_chunks(Class::Clean, fill.range);
-        for (chunk, written) in self.write_chunks(chunks, fill.range.start, payload, Cause::Fill).await {
+    async fn fill_in_steps(&self, of: FillData) {
+        let FillData { target, fill, payload } = &of;
+        let chunks = self.take_chunks(DataClass::Clean, fill.range);
+        for (chunk, written) in self.write_chunks(chunks, fill.range.start, payload, WriteCause::Fill).await {
             match written.map(|()| self.with(|s| s.fate(target, &chunk, fill))) {
-                Ok(Clean::Ready) => {
+                Ok(CleanOutcome::Ready) => {
                     let key = chunk.key(target.inode.expect("only attached volumes are cached"), false);
                     insert::insert_clean(self, target, &key, fill.claim).await;
                 }
-                Ok(Clean::Parked) => self.signals().parked_work.notify_all(),
-                Ok(Clean::Void) | Err(_) => self.release_chunks(&[chunk]),
+                Ok(CleanOutcome::Parked) => self.signals().parked_work.notify_all(),
+                Ok(CleanOutcome::Void) | Err(_) => self.release_chunks(&[chunk]),
             }
         }
         self.end_fill_in_steps(of);
     }
 
-    fn end_fill_in_steps(&self, of: FillOf) {
-        let FillOf { target, fill, payload } = of;
+    fn end_fill_in_steps(&self, of: FillData) {
+        let FillData { target, fill, payload } = of;
         self.with(|s| {
             s.release_fill(&target, fill.claim);
             s.end_favour(target.id, fill.bytes() as u64);

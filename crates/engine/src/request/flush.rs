@@ -6,16 +6,16 @@
 //! If it does not cover what they need, one more flush serves all of them. A flush that fails is
 //! the answer to every caller that waits.
 
-use crate::error::{Doing, Error};
+use crate::error::{Error, ErrorContext};
 use crate::journal::writer;
 use crate::request::{Target, parked};
 use crate::set::CacheSet;
 use crate::volume::VolumeId;
-use crate::volume::epoch::{Answers, Epoch, Stamp, Turn};
+use crate::volume::epoch::{BackingFlushAction, BackingFlushes, FlushScope, FlushStamp};
 use bcached_env::Time;
 
 /// Runs a client's flush, which `answers` for what was acknowledged before it was requested.
-pub async fn flush(set: &CacheSet, target: &Target, answers: Option<Answers>) -> Result<(), Error> {
+pub async fn flush(set: &CacheSet, target: &Target, answers: Option<FlushScope>) -> Result<(), Error> {
     if target.inode.is_some() {
         writer::commit(set).await?;
     }
@@ -35,25 +35,27 @@ pub async fn flush(set: &CacheSet, target: &Target, answers: Option<Answers>) ->
 /// the tree; after a failure it is dropped instead.
 pub async fn flush_backing(set: &CacheSet, target: &Target) -> Result<(), Error> {
     let Some(disk) = &target.backing else { return Ok(()) };
-    let Some(wanted) = epoch(set, target.id, |epoch| epoch.wants_flush()).flatten() else { return Ok(()) };
+    let Some(wanted) = flushes(set, target.id, |flushes| flushes.wants_flush()).flatten() else {
+        return Ok(());
+    };
     loop {
-        match epoch(set, target.id, |epoch| epoch.turn(wanted)).ok_or(Error::NoVolume)? {
-            Turn::Durable => return Ok(()),
-            Turn::Lost => return Err(Error::LostWrites),
-            Turn::Wait => set.signals().flushed.wait().await,
-            Turn::Run => {
+        match flushes(set, target.id, |flushes| flushes.turn(wanted)).ok_or(Error::NoVolume)? {
+            BackingFlushAction::Durable => return Ok(()),
+            BackingFlushAction::Lost => return Err(Error::LostWrites),
+            BackingFlushAction::Wait => set.signals().flushed.wait().await,
+            BackingFlushAction::Run => {
                 let flushed = disk.flush().await;
                 ended(set, target, flushed);
-                flushed.map_err(Error::io(Doing::BackingFlush))?;
+                flushed.map_err(Error::io(ErrorContext::BackingFlush))?;
             }
         }
     }
 }
 
 /// Makes one write to the backing device durable, or reports that it may be lost.
-pub async fn prove(set: &CacheSet, target: &Target, stamp: Stamp) -> Result<(), Error> {
+pub async fn prove(set: &CacheSet, target: &Target, stamp: FlushStamp) -> Result<(), Error> {
     flush_backing(set, target).await?;
-    match epoch(set, target.id, |epoch| epoch.is_durable(stamp)) {
+    match flushes(set, target.id, |flushes| flushes.is_durable(stamp)) {
         Some(true) => Ok(()),
         _ => Err(Error::LostWrites),
     }
@@ -64,21 +66,21 @@ pub async fn prove(set: &CacheSet, target: &Target, stamp: Stamp) -> Result<(), 
 pub async fn last_flush(set: &CacheSet, target: &Target) -> Result<(), Error> {
     let flushed = flush_backing(set, target).await;
     // No more flushes will be requested, so this one answers for every change: invariant D33.
-    let answers = epoch(set, target.id, |epoch| epoch.answers(Time::MAX));
+    let answers = flushes(set, target.id, |flushes| flushes.answers(Time::MAX));
     let lost = answers.and_then(|answers| report(set, target, answers));
     flushed?;
     if lost == Some(true) { Err(Error::LostWrites) } else { Ok(()) }
 }
 
 /// Ends a flush. Returns whether it must report that something it answers for may be lost.
-fn report(set: &CacheSet, target: &Target, answers: Answers) -> Option<bool> {
+fn report(set: &CacheSet, target: &Target, answers: FlushScope) -> Option<bool> {
     let now = set.env().now();
-    epoch(set, target.id, |epoch| epoch.report(answers, now))
+    flushes(set, target.id, |flushes| flushes.report(answers, now))
 }
 
-/// Asks the epoch of a volume's backing device; returns `None` if there is none.
-pub fn epoch<T>(set: &CacheSet, volume: VolumeId, ask: impl FnOnce(&mut Epoch) -> T) -> Option<T> {
-    set.with(|s| Some(ask(&mut s.volumes.get_mut(volume)?.backing.as_mut()?.epoch)))
+/// Asks `ask` of the flushes of a volume's backing device; returns `None` if there is none.
+pub fn flushes<T>(set: &CacheSet, volume: VolumeId, ask: impl FnOnce(&mut BackingFlushes) -> T) -> Option<T> {
+    set.with(|s| Some(ask(&mut s.volumes.get_mut(volume)?.backing.as_mut()?.flushes)))
 }
 
 /// Handles the end of the flush that was running.
@@ -87,8 +89,8 @@ fn ended(set: &CacheSet, target: &Target, flushed: Result<(), bcached_env::IoErr
     set.with(|s| {
         if let Some(backing) = s.volumes.get_mut(target.id).and_then(|volume| volume.backing.as_mut()) {
             match is_absent {
-                true => backing.epoch.flush_finds_nobody(),
-                false => backing.epoch.flush_ends(flushed.is_ok()),
+                true => backing.flushes.flush_finds_nobody(),
+                false => backing.flushes.flush_ends(flushed.is_ok()),
             }
         }
         // From here on data that may be lost is not read any more. Nothing can become proven any

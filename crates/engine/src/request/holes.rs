@@ -1,10 +1,10 @@
 //! Puts holes over a range of a volume: they invalidate the keys that the tree has there.
 
-use crate::btree::Record;
+use crate::btree::InsertKind;
 use crate::error::Error;
 use crate::journal::writer;
-use crate::request::write::Survey;
-use crate::request::{Range, Target};
+use crate::request::write::RangeState;
+use crate::request::{SectorRange, Target};
 use crate::set::CacheSet;
 use alloc::vec::Vec;
 use bcached_format::{Inode, Key};
@@ -17,8 +17,8 @@ const HOLE_SECTORS_MAX: u64 = 32768;
 pub(crate) async fn invalidate(
     set: &CacheSet,
     target: &Target,
-    range: Range,
-    survey: Survey,
+    range: SectorRange,
+    survey: RangeState,
 ) -> Result<(), Error> {
     if survey.present {
         punch_found(set, target, range).await?;
@@ -31,17 +31,23 @@ pub(crate) async fn invalidate(
 /// Durably invalidates clean data in a range that also has dirty data. After a crash in a later
 /// step, no old clean copy may hide newer data on the backing device. Stale keys are invalidated
 /// too: their buckets have been reclaimed, but until that is durable a crash revives the keys.
-pub(super) async fn invalidate_clean(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
+pub(super) async fn invalidate_clean(
+    set: &CacheSet,
+    target: &Target,
+    range: SectorRange,
+) -> Result<(), Error> {
     let inode = target.inode.expect("only attached volumes have keys");
-    let mut copies: Vec<Range> = Vec::new();
+    let mut copies: Vec<SectorRange> = Vec::new();
     let mut at = range.start;
     while at < range.end {
         at = set
             .attempt(|s| {
                 s.keys_in_leaf(inode, at, range.end, &mut |buckets, key| {
                     if buckets.could_return(key) && (!key.dirty || buckets.is_dead(key)) {
-                        copies
-                            .push(Range { start: key.start().max(range.start), end: key.end.min(range.end) });
+                        copies.push(SectorRange {
+                            start: key.start().max(range.start),
+                            end: key.end.min(range.end),
+                        });
                     }
                 })
             })
@@ -56,10 +62,10 @@ pub(super) async fn invalidate_clean(set: &CacheSet, target: &Target, range: Ran
 }
 
 /// Puts holes over a range: journalled, without waiting for the journal.
-pub(crate) async fn punch(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
+pub(crate) async fn punch(set: &CacheSet, target: &Target, range: SectorRange) -> Result<(), Error> {
     let inode = target.inode.expect("only attached volumes have keys");
     for hole in holes(inode, range) {
-        let punched = set.put_key(&hole, Record::Journal).await;
+        let punched = set.put_key(&hole, InsertKind::Journal).await;
         // This holds even after an error: some leaves may have received their hole.
         set.with(|s| {
             let sequence = s.journal.appended();
@@ -74,9 +80,9 @@ pub(crate) async fn punch(set: &CacheSet, target: &Target, range: Range) -> Resu
 
 /// Puts holes over the keys in a range. The cost depends on how many there are, not on the length
 /// of the range.
-pub(crate) async fn punch_found(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
+pub(crate) async fn punch_found(set: &CacheSet, target: &Target, range: SectorRange) -> Result<(), Error> {
     let inode = target.inode.expect("only attached volumes have keys");
-    let mut found: Vec<Range> = Vec::new();
+    let mut found: Vec<SectorRange> = Vec::new();
     let mut at = range.start;
     while at < range.end {
         found.clear();
@@ -88,7 +94,7 @@ pub(crate) async fn punch_found(set: &CacheSet, target: &Target, range: Range) -
                         _ if !buckets.could_return(key) => {}
                         // One hole covers both.
                         Some(last) if end - last.start <= HOLE_SECTORS_MAX => last.end = last.end.max(end),
-                        _ => found.push(Range { start, end }),
+                        _ => found.push(SectorRange { start, end }),
                     }
                 })
             })
@@ -101,7 +107,7 @@ pub(crate) async fn punch_found(set: &CacheSet, target: &Target, range: Range) -
 }
 
 /// Returns the hole keys that invalidate a range of a volume.
-pub(crate) fn holes(inode: Inode, range: Range) -> impl Iterator<Item = Key> {
+pub(crate) fn holes(inode: Inode, range: SectorRange) -> impl Iterator<Item = Key> {
     let mut at = range.start;
     core::iter::from_fn(move || {
         let start = at;

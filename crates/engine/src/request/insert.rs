@@ -1,14 +1,14 @@
 //! Puts data in the cache: first space, then data, then keys. A key enters the tree only after its
 //! data has been written (invariant D1), and a failed write is never indexed.
 
-use crate::btree::{Attempt, Need, Record, pointer_to_read};
-use crate::cache_writes::Cause;
-use crate::error::{Doing, Error};
+use crate::btree::{Attempt, InsertKind, Need, pointer_to_read};
+use crate::cache_writes::WriteCause;
+use crate::error::{Error, ErrorContext};
 use crate::request::ranges::Claim;
-use crate::request::{Range, Target, write};
+use crate::request::{SectorRange, Target, write};
 use crate::set::CacheSet;
-use crate::short_list::Few;
-use crate::space::{Class, Space};
+use crate::short_list::ShortList;
+use crate::space::{Allocation, DataClass};
 use crate::state::State;
 use bcached_env::{IoError, Payload, join_all};
 use bcached_format::{Key, Pointer, Position};
@@ -19,7 +19,7 @@ pub struct Chunk {
     /// First sector in the key space.
     pub start: u64,
     /// Where the data is written.
-    pub space: Space,
+    pub space: Allocation,
 }
 
 impl Chunk {
@@ -45,7 +45,7 @@ impl Chunk {
 
 /// What is left after space has been taken, for the tasks that have to react to it.
 #[derive(Clone, Copy)]
-pub(super) struct Left {
+pub(super) struct SpaceLeft {
     breath_ns: u64,
     /// Few buckets are free.
     are_few: bool,
@@ -54,9 +54,9 @@ pub(super) struct Left {
 }
 
 impl State {
-    /// Returns what is left; see [`Left`].
-    pub(super) fn space_left(&self) -> Left {
-        Left {
+    /// Returns what is left; see [`SpaceLeft`].
+    pub(super) fn space_left(&self) -> SpaceLeft {
+        SpaceLeft {
             breath_ns: self.breath_ns(),
             are_few: self.buckets.free_count() < self.free_low(),
             has_closed: self.open.has_closed(),
@@ -66,13 +66,13 @@ impl State {
 
 impl CacheSet {
     /// Takes space for as much of the range as is available, and pins it.
-    pub(crate) fn take_chunks(&self, class: Class, range: Range) -> Few<Chunk> {
+    pub(crate) fn take_chunks(&self, class: DataClass, range: SectorRange) -> ShortList<Chunk> {
         let of = |start| match class {
-            Class::Dirty(inode) => Some(Position { inode, offset: start }),
-            Class::Clean | Class::Moved => None,
+            DataClass::Dirty(inode) => Some(Position { inode, offset: start }),
+            DataClass::Clean | DataClass::Moved => None,
         };
         let chunks = self.with(|s| {
-            let mut chunks = Few::default();
+            let mut chunks = ShortList::default();
             let mut at = range.start;
             while at < range.end {
                 let wanted = (range.end - at).min(bcached_format::key::MAX_KEY_SECTORS - 7);
@@ -87,8 +87,8 @@ impl CacheSet {
     }
 
     /// Notifies the tasks that react to what is left.
-    pub(super) fn tell_of_space(&self, left: Left) {
-        let Left { breath_ns, are_few, has_closed } = left;
+    pub(super) fn tell_of_space(&self, left: SpaceLeft) {
+        let SpaceLeft { breath_ns, are_few, has_closed } = left;
         self.env().set_breath(breath_ns);
         if are_few {
             self.signals().allocator_work.notify_all();
@@ -111,12 +111,12 @@ impl CacheSet {
     /// with its outcome.
     pub(crate) async fn write_chunks(
         &self,
-        chunks: Few<Chunk>,
+        chunks: ShortList<Chunk>,
         base: u64,
         payload: &Payload,
-        cause: Cause,
-    ) -> Few<(Chunk, Result<(), Error>)> {
-        let mut written = Few::default();
+        cause: WriteCause,
+    ) -> ShortList<(Chunk, Result<(), Error>)> {
+        let mut written = ShortList::default();
         match chunks.only() {
             Ok(chunk) => written.push((chunk, self.write_chunk(&chunk, base, payload, cause).await)),
             Err(chunks) => {
@@ -134,7 +134,7 @@ impl CacheSet {
         chunk: &Chunk,
         base: u64,
         payload: &Payload,
-        cause: Cause,
+        cause: WriteCause,
     ) -> Result<(), Error> {
         let from = usize::try_from((chunk.start - base) * 512).expect("a request fits in memory");
         let length = usize::try_from(chunk.space.sectors * 512).expect("a request fits in memory");
@@ -142,7 +142,8 @@ impl CacheSet {
         // There is one pointer for each copy; every copy is written.
         let mut written = Ok(());
         for pointer in chunk.space.pointers.as_slice() {
-            written = self.write_data(*pointer, part.clone(), cause).await.map_err(Error::io(Doing::Data));
+            written =
+                self.write_data(*pointer, part.clone(), cause).await.map_err(Error::io(ErrorContext::Data));
             if written.is_err() {
                 break;
             }
@@ -157,7 +158,7 @@ impl CacheSet {
         &self,
         pointer: Pointer,
         payload: Payload,
-        cause: Cause,
+        cause: WriteCause,
     ) -> Result<(), IoError> {
         let begun = self.env().now();
         let bytes = payload.len();
@@ -176,11 +177,11 @@ impl CacheSet {
     pub(crate) async fn store_dirty(
         &self,
         target: &Target,
-        chunks: Few<Chunk>,
+        chunks: ShortList<Chunk>,
         base: u64,
         payload: &Payload,
-    ) -> Few<(Chunk, Result<(), Error>)> {
-        let mut outcomes = self.write_chunks(chunks, base, payload, Cause::Data).await;
+    ) -> ShortList<(Chunk, Result<(), Error>)> {
+        let mut outcomes = self.write_chunks(chunks, base, payload, WriteCause::Data).await;
         for (chunk, outcome) in outcomes.iter_mut() {
             // Only data that has been written gets a key: invariant D1.
             if outcome.is_ok() {
@@ -206,7 +207,7 @@ impl CacheSet {
                     if !volume.dirty_marked {
                         return Attempt::Done(Ok(None));
                     }
-                    match s.insert(&key, Record::Journal) {
+                    match s.insert(&key, InsertKind::Journal) {
                         Attempt::Done(upto) => Attempt::Done(Ok(Some(upto))),
                         Attempt::Needs(need) => Attempt::Needs(need),
                     }
@@ -221,7 +222,7 @@ impl CacheSet {
     }
 
     /// Inserts a key, leaf by leaf, over whatever is there.
-    pub(crate) async fn put_key(&self, key: &Key, record: Record) -> Result<(), Error> {
+    pub(crate) async fn put_key(&self, key: &Key, record: InsertKind) -> Result<(), Error> {
         let mut rest = Some(*key);
         while let Some(key) = rest {
             let upto = self.attempt(|s| s.insert(&key, record)).await?;
@@ -282,7 +283,7 @@ pub async fn insert_clean(set: &CacheSet, target: &Target, key: &Key, claim: Cla
                     s.fill_has_collided(target.id);
                     return Attempt::Done(None);
                 }
-                match s.insert(&part, Record::Fill) {
+                match s.insert(&part, InsertKind::Fill) {
                     Attempt::Done(upto) => Attempt::Done(Some(upto)),
                     // A fill does not wait for the journal: nothing of it is recorded.
                     Attempt::Needs(Need::Journal) => unreachable!("a fill is not journalled"),

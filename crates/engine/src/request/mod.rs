@@ -38,18 +38,18 @@ pub mod zeroes;
 
 use crate::error::Error;
 use crate::journal::writer;
-use crate::latency::Path;
-use crate::policy::Client;
+use crate::latency::RequestPath;
+use crate::policy::ClientId;
 use crate::set::CacheSet;
 use crate::state::State;
-use crate::volume::epoch::{Asked, Stamp};
-use crate::volume::{Course, Volume, VolumeId};
-use admission::Bypass;
+use crate::volume::epoch::{FlushStamp, RequestToken};
+use crate::volume::{Lifecycle, Volume, VolumeId};
+use admission::BypassReason;
 use bcached_env::{Buffer, Disk, Payload, Time};
 use bcached_format::{CacheMode, Inode};
 use core::cell::Cell;
 use core::time::Duration;
-use inflight::Rest;
+use inflight::PendingRequest;
 use ranges::Claim;
 use uncached::or_uncached;
 
@@ -88,7 +88,7 @@ pub enum Request {
     Flush,
     /// Like `Flush`, but the client requested it at this time and it has waited since. If it fails,
     /// that says nothing about changes answered later, or at the same time.
-    FlushAskedAt(Time),
+    FlushRequestedAt(Time),
     /// The content is no longer needed.
     Discard {
         /// First sector.
@@ -112,7 +112,7 @@ pub enum Request {
 impl Request {
     /// Returns whether the request changes something, if it is carried out.
     const fn changes(&self) -> bool {
-        !matches!(self, Self::Read { .. } | Self::Flush | Self::FlushAskedAt(_))
+        !matches!(self, Self::Read { .. } | Self::Flush | Self::FlushRequestedAt(_))
     }
 
     /// Returns the first sector and the length, in sectors, of a request that has a range.
@@ -123,7 +123,7 @@ impl Request {
             Self::Discard { sector, sectors } | Self::WriteZeroes { sector, sectors, .. } => {
                 Some((*sector, *sectors))
             }
-            Self::Flush | Self::FlushAskedAt(_) => None,
+            Self::Flush | Self::FlushRequestedAt(_) => None,
         }
     }
 }
@@ -157,19 +157,19 @@ pub(crate) struct Target {
     pub block_sectors: u64,
     /// Why the request adds nothing to the cache, if it does not. The engine's own requests are
     /// never bypassed.
-    pub bypass: Option<Bypass>,
+    pub bypass: Option<BypassReason>,
     /// The path that the request has taken so far, for its latency.
-    path: Cell<Option<Path>>,
+    path: Cell<Option<RequestPath>>,
 }
 
 /// A range of a volume in the key space (backing device sectors).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Range {
+pub(crate) struct SectorRange {
     pub start: u64,
     pub end: u64,
 }
 
-impl Range {
+impl SectorRange {
     pub const fn sectors(self) -> u64 {
         self.end - self.start
     }
@@ -208,23 +208,24 @@ impl Target {
     }
 
     /// Records that the request takes this path. If its parts take several, the last in the order
-    /// of [`Path`] counts, which is the longest (invariant N3).
-    pub fn goes(&self, path: Path) {
+    /// of [`RequestPath`] counts, which is the longest (invariant N3).
+    pub fn goes(&self, path: RequestPath) {
         self.path.set(self.path.get().max(Some(path)));
     }
 
     /// Returns the blocks that `range` touches, wherever they lie.
-    pub const fn whole_blocks(&self, range: Range) -> Range {
+    pub const fn whole_blocks(&self, range: SectorRange) -> SectorRange {
         let start = range.start - range.start % self.block_sectors;
-        Range { start, end: range.end.next_multiple_of(self.block_sectors) }
+        SectorRange { start, end: range.end.next_multiple_of(self.block_sectors) }
     }
 
     /// Returns the blocks that `range` touches, as far as they lie in the cacheable part; `None` if
     /// none does.
-    pub fn blocks_around(&self, range: Range) -> Option<Range> {
-        let Range { start, end } = self.whole_blocks(range);
+    pub fn blocks_around(&self, range: SectorRange) -> Option<SectorRange> {
+        let SectorRange { start, end } = self.whole_blocks(range);
         let end = end.min(self.cacheable_end);
-        (self.inode.is_some() && start < end && start >= self.data_offset).then_some(Range { start, end })
+        (self.inode.is_some() && start < end && start >= self.data_offset)
+            .then_some(SectorRange { start, end })
     }
 }
 
@@ -241,15 +242,15 @@ pub(crate) fn release(set: &CacheSet, target: &Target, claim: Claim) {
 
 impl CacheSet {
     /// Serves the rest of a request that has begun and needs a task.
-    pub async fn serve_rest(&self, rest: Rest) -> Reply {
-        let Rest { target, asked, request, began } = rest;
+    pub async fn serve_rest(&self, rest: PendingRequest) -> Reply {
+        let PendingRequest { target, asked, request, began } = rest;
         let changes = request.changes();
         let place = request.place().filter(|_| changes);
         let place = place.and_then(|(sector, sectors)| target.range(sector, sectors).ok());
         match request {
-            Request::Flush | Request::FlushAskedAt(_) => target.goes(Path::Flush),
-            Request::Discard { .. } => target.goes(Path::Discard),
-            Request::WriteZeroes { .. } => target.goes(Path::WriteZeroes),
+            Request::Flush | Request::FlushRequestedAt(_) => target.goes(RequestPath::Flush),
+            Request::Discard { .. } => target.goes(RequestPath::Discard),
+            Request::WriteZeroes { .. } => target.goes(RequestPath::WriteZeroes),
             _ => {}
         }
         let (mut reply, unproven) = self.dispatch(&target, request).await;
@@ -283,15 +284,15 @@ impl CacheSet {
 
     async fn client_flush(&self, target: &Target, asked: Time) -> Result<(), Error> {
         // Taken once, even if the flush is retried without the cache.
-        let answers = flush::epoch(self, target.id, |epoch| epoch.answers(asked));
+        let answers = flush::flushes(self, target.id, |flushes| flushes.answers(asked));
         let flush = async |target: &Target| flush::flush(self, target, answers).await;
         or_uncached(self, target, flush).await
     }
 
     /// Carries out a request. Returns the reply, and the oldest stamp of what was written to the
     /// backing device and is not proven durable.
-    async fn dispatch(&self, target: &Target, request: Request) -> (Reply, Option<Stamp>) {
-        let written = |result: Result<Option<Stamp>, Error>| match result {
+    async fn dispatch(&self, target: &Target, request: Request) -> (Reply, Option<FlushStamp>) {
+        let written = |result: Result<Option<FlushStamp>, Error>| match result {
             Ok(unproven) => (Reply { result: Ok(()), buffer: None }, unproven),
             Err(error) => (Reply { result: Err(error), buffer: None }, None),
         };
@@ -312,13 +313,13 @@ impl CacheSet {
             // `Time::MAX`: the flush answers for everything answered before it arrived, even if no
             // time has passed since.
             Request::Flush => plain(self.client_flush(target, Time::MAX).await),
-            Request::FlushAskedAt(asked) => plain(self.client_flush(target, asked).await),
+            Request::FlushRequestedAt(asked) => plain(self.client_flush(target, asked).await),
             Request::Discard { sector, sectors } => match target.range(sector, sectors) {
                 Err(error) => plain(Err(error)),
                 Ok(range) => plain(discard::discard(self, target, range).await),
             },
             Request::WriteZeroes { sector, sectors, fua, may_unmap } => {
-                let asked = zeroes::Asked { fua, may_unmap };
+                let asked = zeroes::ZeroOptions { fua, may_unmap };
                 match target.range(sector, sectors) {
                     Err(error) => plain(Err(error)),
                     Ok(range) => written(zeroes::write_zeroes(self, target, range, asked).await),
@@ -333,21 +334,21 @@ impl State {
     /// and its range, if it has one in the volume.
     fn begin_request(
         &mut self,
-        client: Client,
+        client: ClientId,
         id: VolumeId,
         request: &Request,
-    ) -> Result<(Target, Option<Asked>, Option<Range>), Error> {
+    ) -> Result<(Target, Option<RequestToken>, Option<SectorRange>), Error> {
         if self.stopping {
             return Err(Error::Stopping);
         }
         self.last_request = self.now;
         let Self { volumes, geometry, .. } = self;
-        let volume = volumes.get_mut(id).filter(|volume| volume.course != Course::Leaving);
+        let volume = volumes.get_mut(id).filter(|volume| volume.lifecycle != Lifecycle::Leaving);
         let volume = volume.ok_or(Error::NoVolume)?;
         volume.requests += 1;
         volume.changes += u64::from(request.changes());
         let mut target = Target::of(id, volume, geometry.block_sectors);
-        let asked = volume.backing.as_ref().map(|backing| backing.epoch.asks());
+        let asked = volume.backing.as_ref().map(|backing| backing.flushes.asks());
         // A range that is not in the volume is refused later.
         let range = request.place().and_then(|(sector, sectors)| target.range(sector, sectors).ok());
         let decided = range.map_or(Ok(()), |range| admission::decide(self, &target, client, request, range));
@@ -370,8 +371,8 @@ impl State {
     fn end_change(
         &mut self,
         target: &Target,
-        (asked, unproven): (Option<Asked>, Option<Stamp>),
-        place: Option<Range>,
+        (asked, unproven): (Option<RequestToken>, Option<FlushStamp>),
+        place: Option<SectorRange>,
         result: Result<(), Error>,
         began: Time,
     ) -> Result<(), Error> {
@@ -388,7 +389,7 @@ impl State {
         }
         let mut result = result;
         if let Some((backing, asked)) = volume.backing.as_mut().zip(asked)
-            && !backing.epoch.change_ends(asked, unproven, now)
+            && !backing.flushes.change_ends(asked, unproven, now)
             && result.is_ok()
         {
             result = Err(Error::LostWrites);
@@ -413,9 +414,9 @@ impl State {
 
 impl Target {
     /// Returns the range in the key space; fails if it is empty or leaves the volume.
-    fn range(&self, sector: u64, sectors: u64) -> Result<Range, Error> {
+    fn range(&self, sector: u64, sectors: u64) -> Result<SectorRange, Error> {
         match sector.checked_add(sectors).filter(|end| sectors > 0 && *end <= self.sectors) {
-            Some(end) => Ok(Range { start: self.data_offset + sector, end: self.data_offset + end }),
+            Some(end) => Ok(SectorRange { start: self.data_offset + sector, end: self.data_offset + end }),
             None => Err(Error::Range { sector, sectors, volume_sectors: self.sectors }),
         }
     }

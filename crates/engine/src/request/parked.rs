@@ -4,12 +4,12 @@
 
 use crate::cpu_cost::PARKED_PIECE;
 use crate::request::insert::Chunk;
-use crate::request::ranges::{Claim, Parked};
+use crate::request::ranges::{Claim, ParkedPiece};
 use crate::request::{Target, flush, insert, release};
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::VolumeId;
-use crate::volume::epoch::Stamp;
+use crate::volume::epoch::FlushStamp;
 use alloc::vec::Vec;
 use bcached_format::{Inode, Key};
 use core::time::Duration;
@@ -45,7 +45,7 @@ fn has_many(s: &State, id: VolumeId) -> bool {
 
 /// What becomes of clean data that has been written to the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Clean {
+pub enum CleanOutcome {
     /// The backing device's copy is durable: the data may enter the tree.
     Ready,
     /// It waits here. The parked piece takes over the pin.
@@ -57,29 +57,29 @@ pub enum Clean {
 
 /// Parks clean data if it must wait for a flush of the backing device. `stamp` is that of the
 /// backing device's write or read of the data.
-pub fn park(s: &mut State, target: &Target, chunk: &Chunk, stamp: Stamp) -> Clean {
+pub fn park(s: &mut State, target: &Target, chunk: &Chunk, stamp: FlushStamp) -> CleanOutcome {
     let Some(volume) = s.volumes.get_mut(target.id).filter(|volume| volume.may_cache(target.inode)) else {
-        return Clean::Void;
+        return CleanOutcome::Void;
     };
-    let Some(backing) = &volume.backing else { return Clean::Void };
+    let Some(backing) = &volume.backing else { return CleanOutcome::Void };
     // Until the backing device's copy is durable, the clean key stays out of the tree: invariant
     // D27.
-    if backing.epoch.is_durable(stamp) {
-        return Clean::Ready;
+    if backing.flushes.is_durable(stamp) {
+        return CleanOutcome::Ready;
     }
-    if backing.epoch.is_lost(stamp) {
-        return Clean::Void;
+    if backing.flushes.is_lost(stamp) {
+        return CleanOutcome::Void;
     }
-    volume.ranges.park(chunk.start, Parked { end: chunk.end(), pointers: chunk.space.pointers, stamp });
-    Clean::Parked
+    volume.ranges.park(chunk.start, ParkedPiece { end: chunk.end(), pointers: chunk.space.pointers, stamp });
+    CleanOutcome::Parked
 }
 
 /// Drops the parked pieces that are of no use any more.
 pub fn drop_parked(s: &mut State, volume: VolumeId) {
     let Some(volume) = s.volumes.get_mut(volume) else { return };
-    let Some(epoch) = volume.backing.as_ref().map(|backing| backing.epoch) else { return };
+    let Some(flushes) = volume.backing.as_ref().map(|backing| backing.flushes) else { return };
     let keeps = volume.may_cache(volume.inode);
-    for (_, piece) in volume.ranges.take_parked(usize::MAX, |piece| !keeps || epoch.is_lost(piece.stamp)) {
+    for (_, piece) in volume.ranges.take_parked(usize::MAX, |piece| !keeps || flushes.is_lost(piece.stamp)) {
         s.unpin(&piece.pointers);
     }
 }
@@ -112,8 +112,8 @@ pub async fn settle(set: &CacheSet, target: &Target) {
 fn claim_durable(s: &mut State, target: &Target, inode: Inode) -> Option<Vec<(Key, Claim)>> {
     // Data parked under another number belongs to another attachment by now.
     let volume = s.volumes.get_mut(target.id).filter(|volume| volume.inode == Some(inode))?;
-    let epoch = volume.backing.as_ref().map(|backing| backing.epoch)?;
-    let ready = volume.ranges.take_parked(PARKED_PIECE, |piece| epoch.is_durable(piece.stamp));
+    let flushes = volume.backing.as_ref().map(|backing| backing.flushes)?;
+    let ready = volume.ranges.take_parked(PARKED_PIECE, |piece| flushes.is_durable(piece.stamp));
     let count = ready.len();
     let (mut claimed, mut dropped) = (Vec::new(), Vec::new());
     for (start, piece) in ready {

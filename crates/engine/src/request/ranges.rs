@@ -15,7 +15,7 @@
 //! 5. A parked key (clean data in the cache whose backing write is not flushed yet) is found by
 //!    reads, and cut by the first write to its range that is granted.
 
-use crate::volume::epoch::Stamp;
+use crate::volume::epoch::FlushStamp;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use bcached_format::{Inode, Key, Pointers};
@@ -34,7 +34,7 @@ pub struct Claim {
 
 /// A point in time that separates earlier entries from later ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Moment(u64);
+pub struct Watermark(u64);
 
 /// The longest entries of each of the table's lists, in sectors. Few of the shorter ones overlap,
 /// and there are few of the longest.
@@ -48,7 +48,7 @@ const CLEANINGS: u8 = 3;
 const _: () = assert!(CLEANINGS as usize == LENGTHS.len(), "the lists of cleanings follow the others");
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
+enum EntryKind {
     Write {
         granted: bool,
     },
@@ -61,16 +61,16 @@ enum Kind {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct RangeEntry {
     start: u64,
     number: u64,
     end: u64,
-    kind: Kind,
+    kind: EntryKind,
 }
 
 /// An entry in a list, with what a search for overlaps needs.
 #[derive(Clone, Copy, Debug)]
-struct Listed {
+struct ListEntry {
     start: u64,
     end: u64,
     place: u32,
@@ -78,16 +78,16 @@ struct Listed {
 
 /// Clean data that waits for a flush of the backing device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Parked {
+pub struct ParkedPiece {
     /// End of the range, which starts at the piece's key in the table.
     pub end: u64,
     /// Where the data is in the cache.
     pub pointers: Pointers,
     /// When its backing write completed.
-    pub stamp: Stamp,
+    pub stamp: FlushStamp,
 }
 
-impl Parked {
+impl ParkedPiece {
     /// Returns it as a clean key of volume `inode` that starts at `start`.
     #[must_use]
     pub fn key(&self, inode: Inode, start: u64) -> Key {
@@ -98,7 +98,7 @@ impl Parked {
 
 /// What is in progress at a sector.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Claims {
+pub struct SectorActivity {
     /// It is being written, or a write waits for its turn.
     pub writing: bool,
     /// It is being written back.
@@ -111,35 +111,35 @@ pub struct Claims {
 
 /// The table of one volume, in sectors of the key space.
 #[derive(Default)]
-pub struct Ranges {
+pub struct RangeTable {
     /// All entries but cleanings. Entries do not move, so a claim finds its entry at once.
-    entries: Slab<Entry>,
+    entries: Slab<RangeEntry>,
     /// The same entries, ordered by start and then by number, in a list for each class of length. A
     /// search for overlaps visits all entries that start within the longest length before the
     /// range, so without classes one long discard would make it visit everything. A request usually
     /// has one entry, and the lists are short. One piece of memory that grows once costs less than
     /// a tree.
-    lists: [Vec<Listed>; LENGTHS.len()],
+    lists: [Vec<ListEntry>; LENGTHS.len()],
     /// The cleanings: their ends, by start and number. A batch has thousands, and entries of client
     /// requests would have to be moved past them one by one. A cleaning may allocate memory, which
     /// no part of a request does.
     cleanings: [BTreeMap<(u64, u64), u64>; LENGTHS.len()],
     /// The number of writes among the entries.
     writes: usize,
-    parked: BTreeMap<u64, Parked>,
+    parked: BTreeMap<u64, ParkedPiece>,
     next: u64,
 }
 
-impl Ranges {
-    fn enter(&mut self, start: u64, end: u64, kind: Kind) -> Claim {
+impl RangeTable {
+    fn enter(&mut self, start: u64, end: u64, kind: EntryKind) -> Claim {
         let (number, class) = self.claim(start, end);
-        let entry = Entry { start, number, end, kind };
+        let entry = RangeEntry { start, number, end, kind };
         self.writes += usize::from(entry.is_write());
         let place = u32::try_from(self.entries.insert(entry)).expect("fewer than 2^32 entries are in flight");
         let list = &mut self.lists[usize::from(class)];
         // No entry there has a higher number.
         let at = list.partition_point(|other| other.start <= start);
-        list.insert(at, Listed { start, end, place });
+        list.insert(at, ListEntry { start, end, place });
         Claim { number, start, place, class }
     }
 
@@ -152,17 +152,17 @@ impl Ranges {
     }
 
     /// Returns the entry of a claim, unless that is a cleaning or has been released.
-    fn entry(&self, claim: Claim) -> Option<&Entry> {
+    fn entry(&self, claim: Claim) -> Option<&RangeEntry> {
         self.entries.get(claim.place as usize).filter(|entry| entry.is_of(claim))
     }
 
-    fn entry_mut(&mut self, claim: Claim) -> Option<&mut Entry> {
+    fn entry_mut(&mut self, claim: Claim) -> Option<&mut RangeEntry> {
         self.entries.get_mut(claim.place as usize).filter(|entry| entry.is_of(claim))
     }
 
     /// Iterates over the entries that overlap `[start, end)`, except cleanings, in no particular
     /// order. A volume may have thousands of claims, most of them elsewhere.
-    fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = &Entry> + '_ {
+    fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = &RangeEntry> + '_ {
         let lists = LENGTHS.iter().zip(&self.lists);
         let near = lists.flat_map(move |(longest, list)| overlapping_of(list, *longest, (start, end)));
         near.map(|listed| &self.entries[listed.place as usize])
@@ -178,7 +178,7 @@ impl Ranges {
     }
 
     /// Returns whether any entry that `counts` overlaps `[start, end)`, except cleanings.
-    fn is_busy(&self, start: u64, end: u64, counts: impl Fn(Kind) -> bool) -> bool {
+    fn is_busy(&self, start: u64, end: u64, counts: impl Fn(EntryKind) -> bool) -> bool {
         LENGTHS.iter().zip(&self.lists).any(|(longest, list)| {
             overlapping_of(list, *longest, (start, end))
                 .any(|listed| counts(self.entries[listed.place as usize].kind))
@@ -194,33 +194,33 @@ impl Ranges {
 
     /// Enters a write in a free range: it is granted at once.
     pub fn begin_write(&mut self, start: u64, end: u64) -> Claim {
-        self.enter(start, end, Kind::Write { granted: true })
+        self.enter(start, end, EntryKind::Write { granted: true })
     }
 
-    /// Queues a write; see [`Ranges::try_grant`].
+    /// Queues a write; see [`RangeTable::try_grant`].
     pub fn queue_write(&mut self, start: u64, end: u64) -> Claim {
-        self.enter(start, end, Kind::Write { granted: false })
+        self.enter(start, end, EntryKind::Write { granted: false })
     }
 
     /// Grants a queued write if no earlier one overlaps. When it is granted, fills of the range are
     /// dropped and parked pieces are cut (invariant D34). Each cut is passed to `cut`, which
     /// adjusts the pins of the bucket.
-    pub fn try_grant(&mut self, claim: Claim, cut: &mut dyn FnMut(Cut)) -> bool {
-        let Entry { start, end, .. } = *self.entry(claim).expect("the claim was queued");
-        let is_earlier_write = |entry: &Entry| entry.number < claim.number && entry.is_write();
+    pub fn try_grant(&mut self, claim: Claim, cut: &mut dyn FnMut(ParkedCut)) -> bool {
+        let RangeEntry { start, end, .. } = *self.entry(claim).expect("the claim was queued");
+        let is_earlier_write = |entry: &RangeEntry| entry.number < claim.number && entry.is_write();
         if self.overlapping(start, end).any(is_earlier_write) {
             return false;
         }
         for (longest, list) in LENGTHS.iter().zip(&self.lists) {
             for listed in overlapping_of(list, *longest, (start, end)) {
                 // What was read before must not enter the cache over this write: invariant D34.
-                if let Kind::Fill { dropped, .. } = &mut self.entries[listed.place as usize].kind {
+                if let EntryKind::Fill { dropped, .. } = &mut self.entries[listed.place as usize].kind {
                     *dropped = true;
                 }
             }
         }
         self.cut_parked(start, end, cut);
-        self.entry_mut(claim).expect("the claim was queued").kind = Kind::Write { granted: true };
+        self.entry_mut(claim).expect("the claim was queued").kind = EntryKind::Write { granted: true };
         true
     }
 
@@ -237,20 +237,23 @@ impl Ranges {
     }
 
     /// Enters a fill together with the read of the backing device that brings its data, which
-    /// [`Ranges::has_read`] ends. Returns `None` in the same cases as [`Ranges::begin_fill`].
+    /// [`RangeTable::has_read`] ends. Returns `None` in the same cases as
+    /// [`RangeTable::begin_fill`].
     pub fn begin_miss_to_fill(&mut self, start: u64, end: u64) -> Option<Claim> {
         self.begin_fill_from(start, end, true)
     }
 
     fn begin_fill_from(&mut self, start: u64, end: u64, missing: bool) -> Option<Claim> {
-        let counts = |kind| matches!(kind, Kind::Write { granted: true } | Kind::Fill { dropped: false, .. });
+        let counts = |kind| {
+            matches!(kind, EntryKind::Write { granted: true } | EntryKind::Fill { dropped: false, .. })
+        };
         let is_busy = self.is_busy(start, end, counts);
-        (!is_busy).then(|| self.enter(start, end, Kind::Fill { dropped: false, missing }))
+        (!is_busy).then(|| self.enter(start, end, EntryKind::Fill { dropped: false, missing }))
     }
 
     /// Records that the data of a fill has been read.
     pub fn has_read(&mut self, fill: Claim) {
-        if let Some(Entry { kind: Kind::Fill { missing, .. }, .. }) = self.entry_mut(fill) {
+        if let Some(RangeEntry { kind: EntryKind::Fill { missing, .. }, .. }) = self.entry_mut(fill) {
             *missing = false;
         }
     }
@@ -258,13 +261,13 @@ impl Ranges {
     /// Returns true while the fill's range has not been written to since the fill was entered.
     #[must_use]
     pub fn fill_is_good(&self, claim: Claim) -> bool {
-        matches!(self.entry(claim), Some(Entry { kind: Kind::Fill { dropped: false, .. }, .. }))
+        matches!(self.entry(claim), Some(RangeEntry { kind: EntryKind::Fill { dropped: false, .. }, .. }))
     }
 
     /// Enters a cleaning. Returns `None` if a write to the range is in progress, or another
     /// cleaning overlaps it.
     pub fn begin_clean(&mut self, start: u64, end: u64) -> Option<Claim> {
-        let is_written = self.is_busy(start, end, |kind| kind == Kind::Write { granted: true });
+        let is_written = self.is_busy(start, end, |kind| kind == EntryKind::Write { granted: true });
         if is_written || self.is_being_cleaned(start, end) {
             return None;
         }
@@ -278,7 +281,7 @@ impl Ranges {
     #[must_use]
     pub fn is_being_replaced(&self, start: u64, end: u64) -> bool {
         let writes = self.overlapping(start, end);
-        let writes = writes.filter(|entry| entry.kind == Kind::Write { granted: true });
+        let writes = writes.filter(|entry| entry.kind == EntryKind::Write { granted: true });
         let mut writes: Vec<(u64, u64)> = writes.map(|write| (write.start, write.end)).collect();
         writes.sort_unstable();
         let covered =
@@ -288,19 +291,19 @@ impl Ranges {
 
     /// Enters a read of the backing device.
     pub fn begin_miss(&mut self, start: u64, end: u64) -> Claim {
-        self.enter(start, end, Kind::Miss)
+        self.enter(start, end, EntryKind::Miss)
     }
 
-    /// Returns the present moment, for [`Ranges::has_misses`].
+    /// Returns the present moment, for [`RangeTable::has_misses`].
     #[must_use]
-    pub const fn now(&self) -> Moment {
-        Moment(self.next)
+    pub const fn now(&self) -> Watermark {
+        Watermark(self.next)
     }
 
     /// Returns true while reads of the backing device in that range are in progress that were
     /// entered before `then`.
     #[must_use]
-    pub fn has_misses(&self, start: u64, end: u64, then: Moment) -> bool {
+    pub fn has_misses(&self, start: u64, end: u64, then: Watermark) -> bool {
         self.overlapping(start, end).any(|entry| entry.is_being_read() && entry.number < then.0)
     }
 
@@ -322,15 +325,17 @@ impl Ranges {
 
     /// Returns what is in progress at a sector.
     #[must_use]
-    pub fn claims_at(&self, sector: u64) -> Claims {
-        let mut claims =
-            Claims { writing_back: self.is_being_cleaned(sector, sector + 1), ..Claims::default() };
+    pub fn claims_at(&self, sector: u64) -> SectorActivity {
+        let mut claims = SectorActivity {
+            writing_back: self.is_being_cleaned(sector, sector + 1),
+            ..SectorActivity::default()
+        };
         for entry in self.overlapping(sector, sector + 1) {
             claims.missing |= entry.is_being_read();
             match entry.kind {
-                Kind::Write { .. } => claims.writing = true,
-                Kind::Miss => {}
-                Kind::Fill { dropped, .. } => claims.filling |= !dropped,
+                EntryKind::Write { .. } => claims.writing = true,
+                EntryKind::Miss => {}
+                EntryKind::Fill { dropped, .. } => claims.filling |= !dropped,
             }
         }
         claims
@@ -353,7 +358,7 @@ impl Ranges {
     }
 
     /// Parks clean data. The range has no parked piece, because its writer or fill held it.
-    pub fn park(&mut self, start: u64, parked: Parked) {
+    pub fn park(&mut self, start: u64, parked: ParkedPiece) {
         assert!(!self.is_parked_in(start, parked.end), "a range is parked once");
         self.parked.insert(start, parked);
     }
@@ -367,7 +372,7 @@ impl Ranges {
 
     /// Iterates over the parked pieces that overlap `[start, end)`, in order and uncut, with their
     /// starts.
-    pub fn parked_in(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, Parked)> + '_ {
+    pub fn parked_in(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, ParkedPiece)> + '_ {
         let before = self.parked.range(..start).next_back().filter(move |(_, piece)| piece.end > start);
         let inside = self.parked.range(start..end);
         before.into_iter().chain(inside).map(|(start, piece)| (*start, *piece))
@@ -377,9 +382,9 @@ impl Ranges {
     pub fn take_parked(
         &mut self,
         most: usize,
-        mut is_ready: impl FnMut(&Parked) -> bool,
-    ) -> Vec<(u64, Parked)> {
-        let ready: Vec<(u64, Parked)> = self
+        mut is_ready: impl FnMut(&ParkedPiece) -> bool,
+    ) -> Vec<(u64, ParkedPiece)> {
+        let ready: Vec<(u64, ParkedPiece)> = self
             .parked
             .iter()
             .filter(|(_, piece)| is_ready(piece))
@@ -398,60 +403,64 @@ impl Ranges {
         self.parked.len()
     }
 
-    fn cut_parked(&mut self, start: u64, end: u64, cut: &mut dyn FnMut(Cut)) {
+    fn cut_parked(&mut self, start: u64, end: u64, cut: &mut dyn FnMut(ParkedCut)) {
         if self.parked.is_empty() {
             return;
         }
-        let hit: Vec<(u64, Parked)> = self.parked_in(start, end).collect();
+        let hit: Vec<(u64, ParkedPiece)> = self.parked_in(start, end).collect();
         for (at, piece) in hit {
             self.parked.remove(&at);
             let mut parts = 0;
             for (from, to) in [(at, piece.end.min(start)), (at.max(end), piece.end)] {
                 if from < to {
                     let pointers = piece.pointers.advanced(from - at);
-                    self.parked.insert(from, Parked { end: to, pointers, stamp: piece.stamp });
+                    self.parked.insert(from, ParkedPiece { end: to, pointers, stamp: piece.stamp });
                     parts += 1;
                 }
             }
-            cut(Cut { pointers: piece.pointers, parts });
+            cut(ParkedCut { pointers: piece.pointers, parts });
         }
     }
 }
 
 /// A parked piece was cut: its one pin on the bucket becomes `parts` pins.
 #[derive(Clone, Copy, Debug)]
-pub struct Cut {
+pub struct ParkedCut {
     /// The pointers of the piece before the cut.
     pub pointers: Pointers,
     /// How many pieces are left of it, 0..=2.
     pub parts: usize,
 }
 
-impl Entry {
+impl RangeEntry {
     /// Returns false for an entry that had the slot before, or has it since.
     fn is_of(&self, claim: Claim) -> bool {
         self.number == claim.number
     }
 
     const fn is_write(&self) -> bool {
-        matches!(self.kind, Kind::Write { .. })
+        matches!(self.kind, EntryKind::Write { .. })
     }
 
     /// Returns whether the backing device is being read for it.
     const fn is_being_read(&self) -> bool {
-        matches!(self.kind, Kind::Miss | Kind::Fill { missing: true, .. })
+        matches!(self.kind, EntryKind::Miss | EntryKind::Fill { missing: true, .. })
     }
 }
 
 /// Returns the entries of a list from the first that may reach beyond `start`. The list is ordered
 /// by start, and its entries are not longer than `longest`.
-fn near(list: &[Listed], longest: u64, start: u64) -> &[Listed] {
+fn near(list: &[ListEntry], longest: u64, start: u64) -> &[ListEntry] {
     let first = start.saturating_sub(longest);
     &list[list.partition_point(|listed| listed.start < first)..]
 }
 
 /// Iterates over the entries of such a list that overlap `[start, end)`.
-fn overlapping_of(list: &[Listed], longest: u64, (start, end): (u64, u64)) -> impl Iterator<Item = &Listed> {
+fn overlapping_of(
+    list: &[ListEntry],
+    longest: u64,
+    (start, end): (u64, u64),
+) -> impl Iterator<Item = &ListEntry> {
     let near = near(list, longest, start).iter().take_while(move |listed| listed.start < end);
     near.filter(move |listed| listed.end > start)
 }

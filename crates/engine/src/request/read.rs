@@ -2,16 +2,16 @@
 //! device. Missing pieces are then put into the cache, and the caller does not wait for that.
 
 use crate::btree::{Attempt, Content, Piece, pointer_to_read};
-use crate::error::{Doing, Error};
-use crate::latency::Path;
+use crate::error::{Error, ErrorContext};
+use crate::latency::RequestPath;
 use crate::request::fill::{self, Fill};
 use crate::request::ranges::Claim;
-use crate::request::{Range, Target, flush, insert, write};
+use crate::request::{SectorRange, Target, flush, insert, write};
 use crate::set::CacheSet;
-use crate::short_list::Few;
-use crate::space::flushes::Running;
+use crate::short_list::ShortList;
+use crate::space::flushes::RunningFlush;
 use crate::state::State;
-use crate::volume::epoch::Begun;
+use crate::volume::epoch::IoToken;
 use crate::writeback::contention::beside;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -23,7 +23,7 @@ pub(super) const FILL_SECTORS_MAX: u64 = 2048;
 
 /// A piece of a read, with the claims entered for it.
 #[derive(Clone, Copy)]
-pub(super) struct Planned {
+pub(super) struct PlannedPiece {
     pub(super) piece: Piece,
     /// The fill of a hole.
     pub(super) fill: Option<Claim>,
@@ -33,12 +33,12 @@ pub(super) struct Planned {
 
 /// Where the data of a read came from, in sectors.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Sources {
+pub(crate) struct ReadSources {
     cache: u64,
     elsewhere: u64,
 }
 
-impl Sources {
+impl ReadSources {
     pub(super) fn of(piece: &Piece) -> Self {
         let sectors = piece.end - piece.start;
         match piece.content {
@@ -62,7 +62,7 @@ impl Sources {
 pub async fn read(
     set: &CacheSet,
     target: &Target,
-    range: Range,
+    range: SectorRange,
     buffer: Buffer,
 ) -> (Result<(), Error>, Buffer) {
     let (result, buffer) = read_any(set, target, range, buffer).await;
@@ -74,16 +74,16 @@ pub async fn read(
 
 /// Counts a read as hit or miss. A volume without a cache neither hits nor misses, nor does a
 /// flash-only one, as in the kernel. The engine's own reads are not counted.
-pub(super) fn count(s: &mut State, target: &Target, sources: Sources) {
+pub(super) fn count(s: &mut State, target: &Target, sources: ReadSources) {
     s.stats.hit_bytes += sources.cache * 512;
     s.stats.miss_bytes += if target.backing.is_some() { sources.elsewhere * 512 } else { 0 };
     let (is_hit, is_bypassed) = (sources.elsewhere == 0, target.bypass.is_some());
     target.goes(match (is_hit, is_bypassed) {
-        _ if target.inode.is_none() => Path::ReadUncached,
-        (true, false) => Path::ReadHit,
-        (false, false) => Path::ReadMiss,
-        (true, true) => Path::ReadBypassHit,
-        (false, true) => Path::ReadBypassMiss,
+        _ if target.inode.is_none() => RequestPath::ReadUncached,
+        (true, false) => RequestPath::ReadHit,
+        (false, false) => RequestPath::ReadMiss,
+        (true, true) => RequestPath::ReadBypassHit,
+        (false, true) => RequestPath::ReadBypassMiss,
     });
     if target.inode.is_some() && target.backing.is_some() {
         let (stats, volume) = s.stats_of(target.id);
@@ -98,14 +98,14 @@ pub(super) fn count(s: &mut State, target: &Target, sources: Sources) {
 async fn read_any(
     set: &CacheSet,
     target: &Target,
-    range: Range,
+    range: SectorRange,
     mut buffer: Buffer,
-) -> (Result<Sources, Error>, Buffer) {
+) -> (Result<ReadSources, Error>, Buffer) {
     let whole = match target.blocks_around(range) {
         Some(blocks)
             if blocks.start < range.start || blocks.end > range.end && range.end < target.cacheable_end =>
         {
-            Range { start: blocks.start.min(range.start), end: blocks.end.max(range.end) }
+            SectorRange { start: blocks.start.min(range.start), end: blocks.end.max(range.end) }
         }
         _ => return read_whole(set, target, range, buffer).await,
     };
@@ -121,20 +121,20 @@ async fn read_any(
 pub(crate) async fn read_whole(
     set: &CacheSet,
     target: &Target,
-    range: Range,
+    range: SectorRange,
     buffer: Buffer,
-) -> (Result<Sources, Error>, Buffer) {
+) -> (Result<ReadSources, Error>, Buffer) {
     let plan = match plan(set, target, range).await {
         Ok(plan) => plan,
         Err(error) => {
             let instead = Box::pin(read_without_cache(set, target, range, buffer, error));
             let (result, buffer) = instead.await;
-            return (result.map(|()| Sources { cache: 0, elsewhere: range.sectors() }), buffer);
+            return (result.map(|()| ReadSources { cache: 0, elsewhere: range.sectors() }), buffer);
         }
     };
     match plan.only() {
         Ok(planned) => {
-            let sources = Sources::of(&planned.piece);
+            let sources = ReadSources::of(&planned.piece);
             let (result, buffer) = read_piece(set, target, planned, buffer).await;
             (result.map(|()| sources), buffer)
         }
@@ -146,13 +146,13 @@ pub(crate) async fn read_whole(
 async fn read_pieces(
     set: &CacheSet,
     target: &Target,
-    plan: Few<Planned>,
+    plan: ShortList<PlannedPiece>,
     mut buffer: Buffer,
-) -> (Result<Sources, Error>, Buffer) {
-    let mut sources = Sources::default();
+) -> (Result<ReadSources, Error>, Buffer) {
+    let mut sources = ReadSources::default();
     let mut pieces = Vec::new();
     for planned in plan {
-        sources.add(Sources::of(&planned.piece));
+        sources.add(ReadSources::of(&planned.piece));
         let sectors = planned.piece.end - planned.piece.start;
         let bytes = usize::try_from(sectors * 512).expect("a request fits in memory");
         pieces.push(read_piece(set, target, planned, buffer.split_to(bytes)));
@@ -172,7 +172,7 @@ async fn read_pieces(
 async fn read_without_cache(
     set: &CacheSet,
     target: &Target,
-    range: Range,
+    range: SectorRange,
     buffer: Buffer,
     error: Error,
 ) -> (Result<(), Error>, Buffer) {
@@ -199,7 +199,7 @@ async fn read_instead(
 ) -> (Result<(), Error>, Buffer) {
     set.with(|s| s.stats.read_retries += 1);
     let (result, buffer) = beside(set, target, backing.read(start, buffer)).await;
-    (result.map_err(Error::io(Doing::Backing)), buffer)
+    (result.map_err(Error::io(ErrorContext::Backing)), buffer)
 }
 
 /// Appends a piece to those joined so far. The rest of a split buffer is empty and comes last.
@@ -213,13 +213,13 @@ fn joined(mut before: Buffer, piece: Buffer) -> Buffer {
 
 /// Splits the range into cached pieces, which are pinned, and holes, for which fills are entered
 /// where wanted.
-async fn plan(set: &CacheSet, target: &Target, range: Range) -> Result<Few<Planned>, Error> {
-    let mut plan = Few::default();
+async fn plan(set: &CacheSet, target: &Target, range: SectorRange) -> Result<ShortList<PlannedPiece>, Error> {
+    let mut plan = ShortList::default();
     let cached_end = if target.inode.is_some() { range.end.min(target.cacheable_end) } else { range.start };
     let mut at = range.start;
     let mut fill_left = FILL_SECTORS_MAX;
     while at < cached_end {
-        let rest = Range { start: at, end: cached_end };
+        let rest = SectorRange { start: at, end: cached_end };
         let planned = set.attempt_reading(|s| plan_leaf(s, target, rest, &mut fill_left, &mut plan)).await;
         match planned {
             Ok(upto) => at = upto,
@@ -231,7 +231,7 @@ async fn plan(set: &CacheSet, target: &Target, range: Range) -> Result<Few<Plann
     }
     if at < range.end {
         let piece = Piece { start: at, end: range.end, content: Content::Hole };
-        plan.push(Planned { piece, fill: None, miss: None });
+        plan.push(PlannedPiece { piece, fill: None, miss: None });
     }
     Ok(plan)
 }
@@ -240,12 +240,12 @@ async fn plan(set: &CacheSet, target: &Target, range: Range) -> Result<Few<Plann
 fn plan_leaf(
     s: &mut State,
     target: &Target,
-    range: Range,
+    range: SectorRange,
     fill_left: &mut u64,
-    plan: &mut Few<Planned>,
+    plan: &mut ShortList<PlannedPiece>,
 ) -> Attempt<u64> {
     let inode = target.inode.expect("only attached volumes are looked up");
-    let mut pieces = Few::default();
+    let mut pieces = ShortList::default();
     let upto = match s.lookup(inode, range.start, range.end, &mut |piece| pieces.push(piece)) {
         Attempt::Done(upto) => upto,
         Attempt::Needs(need) => return Attempt::Needs(need),
@@ -264,7 +264,7 @@ fn plan_leaf(
 }
 
 /// Pins a cached piece. For a hole, enters its read, and its fill if it may be filled.
-pub(super) fn plan_piece(s: &mut State, target: &Target, piece: Piece, fill_left: &mut u64) -> Planned {
+pub(super) fn plan_piece(s: &mut State, target: &Target, piece: Piece, fill_left: &mut u64) -> PlannedPiece {
     let (mut fill, mut miss) = (None, None);
     match piece.content {
         Content::Cached { pointers, .. } => s.begin_to_read(&pointers),
@@ -291,12 +291,12 @@ pub(super) fn plan_piece(s: &mut State, target: &Target, piece: Piece, fill_left
             }
         }
     }
-    Planned { piece, fill, miss }
+    PlannedPiece { piece, fill, miss }
 }
 
 /// Splits a hole at parked pieces: data that is in the cache, but not in the tree yet.
-fn with_parked(ranges: &crate::request::ranges::Ranges, hole: Piece) -> Few<Piece> {
-    let mut pieces = Few::default();
+fn with_parked(ranges: &crate::request::ranges::RangeTable, hole: Piece) -> ShortList<Piece> {
+    let mut pieces = ShortList::default();
     let mut at = hole.start;
     for (start, parked) in ranges.parked_in(hole.start, hole.end) {
         let (from, to) = (start.max(hole.start), parked.end.min(hole.end));
@@ -313,7 +313,7 @@ fn with_parked(ranges: &crate::request::ranges::Ranges, hole: Piece) -> Few<Piec
     pieces
 }
 
-fn abandon(set: &CacheSet, target: &Target, plan: &Few<Planned>) {
+fn abandon(set: &CacheSet, target: &Target, plan: &ShortList<PlannedPiece>) {
     set.with(|s| {
         for planned in plan.iter() {
             if let Content::Cached { pointers, .. } = planned.piece.content {
@@ -330,13 +330,13 @@ fn abandon(set: &CacheSet, target: &Target, plan: &Few<Planned>) {
 async fn read_piece(
     set: &CacheSet,
     target: &Target,
-    planned: Planned,
+    planned: PlannedPiece,
     buffer: Buffer,
 ) -> (Result<(), Error>, Buffer) {
     match planned.piece.content {
         Content::Cached { pointers, dirty } => {
-            let range = Range { start: planned.piece.start, end: planned.piece.end };
-            read_cached(set, target, Cached::new(range, pointers, dirty), buffer).await
+            let range = SectorRange { start: planned.piece.start, end: planned.piece.end };
+            read_cached(set, target, CachedPiece::new(range, pointers, dirty), buffer).await
         }
         Content::Hole => read_hole(set, target, planned, buffer).await,
     }
@@ -344,14 +344,14 @@ async fn read_piece(
 
 /// A cached piece, pinned while it is read.
 #[derive(Clone, Copy)]
-pub(super) struct Cached {
-    range: Range,
+pub(super) struct CachedPiece {
+    range: SectorRange,
     pointers: Pointers,
     dirty: bool,
 }
 
-impl Cached {
-    pub(super) const fn new(range: Range, pointers: Pointers, dirty: bool) -> Self {
+impl CachedPiece {
+    pub(super) const fn new(range: SectorRange, pointers: Pointers, dirty: bool) -> Self {
         Self { range, pointers, dirty }
     }
 
@@ -374,12 +374,12 @@ impl Cached {
 
 /// How a read of a cached piece has ended.
 #[derive(Clone, Copy)]
-pub(super) enum Ended {
+pub(super) enum HitOutcome {
     /// The data is what was written there.
-    Fine,
+    Valid,
     /// If this running flush fails, the data may already be lost, and the read may have returned
     /// anything. The piece is still pinned.
-    BeingFlushed(Running),
+    BeingFlushed(RunningFlush),
     /// The device has failed, or had failed to keep what was written there, so the data may be
     /// anything.
     Doubtful,
@@ -395,37 +395,42 @@ impl State {
 
     /// Ends a read of `cached` that began at `begun`. Writes are tracked per bucket, so durable
     /// data also waits for a running flush while its bucket is still being written to.
-    pub(super) fn read_ended(&mut self, cached: &Cached, begun: Time, result: &Result<(), IoError>) -> Ended {
+    pub(super) fn read_ended(
+        &mut self,
+        cached: &CachedPiece,
+        begun: Time,
+        result: &Result<(), IoError>,
+    ) -> HitOutcome {
         let bytes = usize::try_from(cached.sectors() * 512).expect("a request fits in memory");
         self.cache_has_done(cached.sector(), bytes, result.is_ok());
         self.cache_has_read(self.now.since(begun));
         // The result of a running flush is waited for: invariant D31.
         match self.buckets.being_flushed(cached.pointer()) {
-            Some(flush) if result.is_ok() => Ended::BeingFlushed(flush),
+            Some(flush) if result.is_ok() => HitOutcome::BeingFlushed(flush),
             _ => self.let_go(cached, result.is_ok()),
         }
     }
 
     /// Releases the piece. The pin kept the bucket from being reused while it was read.
-    fn let_go(&mut self, cached: &Cached, is_read: bool) -> Ended {
+    fn let_go(&mut self, cached: &CachedPiece, is_read: bool) -> HitOutcome {
         self.unpin(&cached.pointers);
         self.buckets.age(cached.sectors());
         // What a failed flush may have dropped is not used: invariant D31.
         let is_fine = is_read && !self.buckets.is_suspect(cached.pointer());
-        if is_fine { Ended::Fine } else { Ended::Doubtful }
+        if is_fine { HitOutcome::Valid } else { HitOutcome::Doubtful }
     }
 }
 
 async fn read_cached(
     set: &CacheSet,
     target: &Target,
-    cached: Cached,
+    cached: CachedPiece,
     buffer: Buffer,
 ) -> (Result<(), Error>, Buffer) {
     let begun = set.env().now();
     let (read, buffer) = set.cache().read(cached.sector(), buffer).await;
     match set.with(|s| s.read_ended(&cached, begun, &read)) {
-        Ended::Fine => (Ok(()), buffer),
+        HitOutcome::Valid => (Ok(()), buffer),
         ended => Box::pin(in_doubt(set, target, cached, ended, read, buffer)).await,
     }
 }
@@ -435,13 +440,13 @@ async fn read_cached(
 pub(super) async fn in_doubt(
     set: &CacheSet,
     target: &Target,
-    cached: Cached,
-    ended: Ended,
+    cached: CachedPiece,
+    ended: HitOutcome,
     read: Result<(), IoError>,
     buffer: Buffer,
 ) -> (Result<(), Error>, Buffer) {
     let mut ended = ended;
-    if let Ended::BeingFlushed(flush) = ended {
+    if let HitOutcome::BeingFlushed(flush) = ended {
         while set.with(|s| s.buckets.flushes().runs(flush)) {
             set.signals().cache_flushed.wait().await;
         }
@@ -449,12 +454,12 @@ pub(super) async fn in_doubt(
     }
     // Data that a failed flush has dropped is not what was written; the set's failure is the error.
     let result = match ended {
-        Ended::Fine => Ok(()),
-        Ended::BeingFlushed(_) | Ended::Doubtful => {
-            read.map_err(Error::io(Doing::Data)).and_then(|()| set.check_alive())
+        HitOutcome::Valid => Ok(()),
+        HitOutcome::BeingFlushed(_) | HitOutcome::Doubtful => {
+            read.map_err(Error::io(ErrorContext::Data)).and_then(|()| set.check_alive())
         }
     };
-    let Cached { range, pointers, dirty } = cached;
+    let CachedPiece { range, pointers, dirty } = cached;
     match (result, &target.backing) {
         (Ok(()), _) => (Ok(()), buffer),
         (Err(error), Some(_)) if !dirty => {
@@ -476,7 +481,7 @@ pub(super) async fn in_doubt(
 async fn read_again(
     set: &CacheSet,
     target: &Target,
-    range: Range,
+    range: SectorRange,
     buffer: Buffer,
 ) -> (Result<(), Error>, Buffer) {
     let backing = target.backing.as_ref().expect("clean data has a backing device");
@@ -494,14 +499,14 @@ async fn read_again(
 async fn read_hole(
     set: &CacheSet,
     target: &Target,
-    planned: Planned,
+    planned: PlannedPiece,
     mut buffer: Buffer,
 ) -> (Result<(), Error>, Buffer) {
     let Some(backing) = &target.backing else {
         buffer.clear();
         return (Ok(()), buffer);
     };
-    let begun = flush::epoch(set, target.id, |epoch| epoch.read_begins());
+    let begun = flush::flushes(set, target.id, |flushes| flushes.read_begins());
     let (lent, buffer) = fill::land(set, planned.fill.is_some(), buffer);
     let (result, buffer) = beside(set, target, backing.read(planned.piece.start, buffer)).await;
     if let Some(fill) = set.with(|s| s.end_miss(target, &planned, begun.filter(|_| result.is_ok()))) {
@@ -510,7 +515,7 @@ async fn read_hole(
     }
     set.signals().ranges.notify_all();
     let buffer = fill::give_back(set, lent, buffer, result.is_ok());
-    (result.map_err(Error::io(Doing::Backing)), buffer)
+    (result.map_err(Error::io(ErrorContext::Backing)), buffer)
 }
 
 impl State {
@@ -519,8 +524,8 @@ impl State {
     pub(super) fn end_miss(
         &mut self,
         target: &Target,
-        planned: &Planned,
-        begun: Option<Begun>,
+        planned: &PlannedPiece,
+        begun: Option<IoToken>,
     ) -> Option<Fill> {
         let volume = self.volumes.get_mut(target.id)?;
         if let Some(claim) = planned.miss {
@@ -528,7 +533,8 @@ impl State {
         }
         let claim = planned.fill?;
         volume.ranges.has_read(claim);
-        let stamp = volume.backing.as_ref().zip(begun).map(|(backing, begun)| backing.epoch.read_ends(begun));
+        let stamp =
+            volume.backing.as_ref().zip(begun).map(|(backing, begun)| backing.flushes.read_ends(begun));
         self.begin_fill(target, claim, stamp)
     }
 }

@@ -9,9 +9,9 @@
 //! While a volume is about to leave, no dirty key of it can be made: this is checked in the
 //! transition that inserts. Detaching a volume uses the same code.
 
-use crate::error::{Doing, Error};
+use crate::error::{Error, ErrorContext};
 use crate::request::ranges::Claim;
-use crate::request::{Range, Target, parked, release, write};
+use crate::request::{SectorRange, Target, parked, release, write};
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::{VolumeId, record};
@@ -23,7 +23,7 @@ use bcached_format::{BackingState, BackingSuperblock, Inode};
 pub async fn in_turn<T>(
     set: &CacheSet,
     target: &Target,
-    range: Range,
+    range: SectorRange,
     flow: impl AsyncFn(&Target) -> Result<T, Error>,
 ) -> Result<T, Error> {
     let claim = write::queue(set, target, range)?;
@@ -72,7 +72,10 @@ pub async fn or_uncached<T>(
 const fn is_of_cache(error: &Error) -> bool {
     matches!(
         error,
-        Error::Failed(_) | Error::Node { .. } | Error::Inconsistent(_) | Error::Io { doing: Doing::Node, .. }
+        Error::Failed(_)
+            | Error::Node { .. }
+            | Error::Inconsistent(_)
+            | Error::Io { doing: ErrorContext::Node, .. }
     )
 }
 

@@ -20,22 +20,22 @@
 //! hides the newer data until it is evicted, and then the sector would change its value without a
 //! write.
 
-use crate::btree::{Attempt, Record};
-use crate::cache_writes::Cause;
-use crate::error::{Doing, Error};
+use crate::btree::{Attempt, InsertKind};
+use crate::cache_writes::WriteCause;
+use crate::error::{Error, ErrorContext};
 use crate::journal::writer;
-use crate::latency::Path;
+use crate::latency::RequestPath;
 use crate::phases::Phase;
 use crate::request::holes::{invalidate, invalidate_clean, punch};
 use crate::request::insert::Chunk;
-use crate::request::parked::{self, Clean};
-use crate::request::ranges::{Claim, Ranges};
+use crate::request::parked::{self, CleanOutcome};
+use crate::request::ranges::{Claim, RangeTable};
 use crate::request::uncached::from_queue;
-use crate::request::{Range, Target, flush, read};
+use crate::request::{SectorRange, Target, flush, read};
 use crate::set::CacheSet;
-use crate::space::Class;
+use crate::space::DataClass;
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
-use crate::volume::epoch::{Begun, Epoch, Stamp};
+use crate::volume::epoch::{BackingFlushes, FlushStamp, IoToken};
 use crate::volume::{Volume, record};
 use crate::writeback::contention::beside;
 use crate::writeback::dirty_throttle;
@@ -44,7 +44,7 @@ use bcached_format::{BackingState, CacheMode, Inode};
 
 /// What the tree says of a range.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Survey {
+pub(crate) struct RangeState {
     /// Some of it is dirty.
     pub dirty: bool,
     /// Some of it has a key that a crash could revive: the key must be invalidated before the
@@ -53,7 +53,7 @@ pub(crate) struct Survey {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Way {
+pub(super) enum WriteMode {
     Back,
     Through,
     Around,
@@ -65,10 +65,10 @@ pub(super) enum Way {
 pub async fn write(
     set: &CacheSet,
     target: &Target,
-    range: Range,
+    range: SectorRange,
     payload: Payload,
     fua: bool,
-) -> Result<Option<Stamp>, Error> {
+) -> Result<Option<FlushStamp>, Error> {
     let length = payload.len() as u64;
     // The turn covers whole blocks, whether the volume is cached or not. Requests that began before
     // the volume left the cache still write whole blocks, and must not overwrite what is written
@@ -87,14 +87,18 @@ pub async fn write(
 pub(super) async fn write_anywhere(
     set: &CacheSet,
     target: &Target,
-    range: Range,
+    range: SectorRange,
     payload: Payload,
     fua: bool,
-) -> Result<Option<Stamp>, Error> {
+) -> Result<Option<FlushStamp>, Error> {
     match target.blocks_around(range) {
         Some(blocks) => write_locked(set, target, range, blocks, payload, fua).await,
         None => {
-            target.goes(if target.inode.is_none() { Path::WriteUncached } else { Path::WriteAround });
+            target.goes(if target.inode.is_none() {
+                RequestPath::WriteUncached
+            } else {
+                RequestPath::WriteAround
+            });
             write_backing(set, target, range, payload, fua).await.map(|stamp| unproven(stamp, fua))
         }
     }
@@ -103,13 +107,13 @@ pub(super) async fn write_anywhere(
 async fn write_locked(
     set: &CacheSet,
     target: &Target,
-    range: Range,
-    blocks: Range,
+    range: SectorRange,
+    blocks: SectorRange,
     payload: Payload,
     fua: bool,
-) -> Result<Option<Stamp>, Error> {
+) -> Result<Option<FlushStamp>, Error> {
     let end = range.end.min(target.cacheable_end);
-    let part = Range { start: range.start, end };
+    let part = SectorRange { start: range.start, end };
     let body = payload.slice(0..bytes(part.sectors()));
     let body = if part == blocks { body } else { widen(set, target, part, blocks, &body).await? };
     let first = write_blocks(set, target, blocks, &body, fua).await?;
@@ -117,12 +121,12 @@ async fn write_locked(
         return Ok(first);
     }
     let rest = payload.slice(bytes(part.sectors())..payload.len());
-    let stamp = write_backing(set, target, Range { start: end, end: range.end }, rest, fua).await?;
-    Ok(Stamp::older(first, unproven(stamp, fua)))
+    let stamp = write_backing(set, target, SectorRange { start: end, end: range.end }, rest, fua).await?;
+    Ok(FlushStamp::older(first, unproven(stamp, fua)))
 }
 
 /// Returns the stamp of a write that a failed flush can still lose; a durable write has none.
-fn unproven(stamp: Stamp, fua: bool) -> Option<Stamp> {
+fn unproven(stamp: FlushStamp, fua: bool) -> Option<FlushStamp> {
     (!fua).then_some(stamp)
 }
 
@@ -136,15 +140,15 @@ fn bytes(sectors: u64) -> usize {
 async fn widen(
     set: &CacheSet,
     target: &Target,
-    part: Range,
-    blocks: Range,
+    part: SectorRange,
+    blocks: SectorRange,
     body: &Payload,
 ) -> Result<Payload, Error> {
     let (result, mut whole) =
         read::read_whole(set, target, blocks, Buffer::zeroed(bytes(blocks.sectors()))).await;
     result?;
     let skip = bytes(part.start - blocks.start);
-    let body = body.stable().map_err(Error::OutOfReach)?;
+    let body = body.stable().map_err(Error::BufferUnavailable)?;
     whole.as_mut_slice()[skip..skip + body.len()].copy_from_slice(body.as_slice());
     Ok(whole.freeze())
 }
@@ -153,26 +157,26 @@ async fn widen(
 pub(crate) async fn write_blocks(
     set: &CacheSet,
     target: &Target,
-    range: Range,
+    range: SectorRange,
     payload: &Payload,
     fua: bool,
-) -> Result<Option<Stamp>, Error> {
+) -> Result<Option<FlushStamp>, Error> {
     if target.inode.is_none() {
-        target.goes(Path::WriteUncached);
+        target.goes(RequestPath::WriteUncached);
         let stamp = write_backing(set, target, range, payload.clone(), fua).await?;
         return Ok(unproven(stamp, fua));
     }
     let survey = survey(set, target, range).await?;
     let way = set.with(|s| way(s, target, range, survey, fua));
     target.goes(match way {
-        Way::Back => Path::WriteBack,
-        Way::Through => Path::WriteThrough,
-        Way::Around => Path::WriteAround,
+        WriteMode::Back => RequestPath::WriteBack,
+        WriteMode::Through => RequestPath::WriteThrough,
+        WriteMode::Around => RequestPath::WriteAround,
     });
     let unproven = match way {
-        Way::Back => write_back(set, target, range, payload, survey, fua).await?,
-        Way::Through => return write_through(set, target, range, payload, survey, fua).await,
-        Way::Around => return write_out(set, target, (range, range), payload, survey, fua).await,
+        WriteMode::Back => write_back(set, target, range, payload, survey, fua).await?,
+        WriteMode::Through => return write_through(set, target, range, payload, survey, fua).await,
+        WriteMode::Around => return write_out(set, target, (range, range), payload, survey, fua).await,
     };
     if fua {
         writer::commit(set).await?;
@@ -180,33 +184,39 @@ pub(crate) async fn write_blocks(
     Ok(unproven)
 }
 
-pub(super) fn way(s: &State, target: &Target, range: Range, survey: Survey, fua: bool) -> Way {
+pub(super) fn way(
+    s: &State,
+    target: &Target,
+    range: SectorRange,
+    survey: RangeState,
+    fua: bool,
+) -> WriteMode {
     // The volume may have begun to attach or detach after the request had begun.
     let is_on_its_way = s.volumes.get(target.id).is_some_and(Volume::is_bypassed);
     if target.backing.is_none() || survey.dirty && !is_on_its_way {
-        return Way::Back;
+        return WriteMode::Back;
     }
     if is_on_its_way {
-        return Way::Around;
+        return WriteMode::Around;
     }
     let sync = s.options.cutoff_writeback_sync.max(s.options.cutoff_writeback);
     let has_room = s.in_use_percent() < sync && !s.is_worn();
     if target.mode == CacheMode::Writeback && has_room && s.completes_a_stripe(target, range) {
-        return Way::Back;
+        return WriteMode::Back;
     }
     if target.bypass.is_some() {
-        return Way::Around;
+        return WriteMode::Around;
     }
     let cutoff = if fua { sync } else { s.options.cutoff_writeback };
     match target.mode {
-        CacheMode::Writeback if s.in_use_percent() < cutoff => Way::Back,
-        CacheMode::Writeback | CacheMode::Writethrough => Way::Through,
-        CacheMode::Writearound | CacheMode::None => Way::Around,
+        CacheMode::Writeback if s.in_use_percent() < cutoff => WriteMode::Back,
+        CacheMode::Writeback | CacheMode::Writethrough => WriteMode::Through,
+        CacheMode::Writearound | CacheMode::None => WriteMode::Around,
     }
 }
 
 /// Queues a write for a range. The caller waits until it is granted, and releases it.
-pub(crate) fn queue(set: &CacheSet, target: &Target, range: Range) -> Result<Claim, Error> {
+pub(crate) fn queue(set: &CacheSet, target: &Target, range: SectorRange) -> Result<Claim, Error> {
     let queued = set.with(|s| Some(s.volumes.get_mut(target.id)?.ranges.queue_write(range.start, range.end)));
     queued.ok_or(Error::NoVolume)
 }
@@ -234,9 +244,9 @@ pub(crate) async fn granted(set: &CacheSet, target: &Target, claim: Claim) {
 }
 
 /// Surveys a range in the tree, leaf by leaf.
-pub(crate) async fn survey(set: &CacheSet, target: &Target, range: Range) -> Result<Survey, Error> {
+pub(crate) async fn survey(set: &CacheSet, target: &Target, range: SectorRange) -> Result<RangeState, Error> {
     let inode = target.inode.expect("only attached volumes have keys");
-    let mut survey = Survey::default();
+    let mut survey = RangeState::default();
     let mut at = range.start;
     while at < range.end {
         at = set.attempt(|s| s.survey_leaf(inode, at, range.end, &mut survey)).await?;
@@ -249,33 +259,33 @@ pub(crate) async fn survey(set: &CacheSet, target: &Target, range: Range) -> Res
 async fn write_back(
     set: &CacheSet,
     target: &Target,
-    range: Range,
+    range: SectorRange,
     payload: &Payload,
-    survey: Survey,
+    survey: RangeState,
     fua: bool,
-) -> Result<Option<Stamp>, Error> {
+) -> Result<Option<FlushStamp>, Error> {
     let inode = target.inode.expect("only attached volumes are cached");
     let is_first = ensure_dirty(set, target).await?;
     let mut unproven = None;
     let mut at = range.start;
     let rounds_then = set.with(|s| s.moving.begun());
     while at < range.end {
-        let rest = Range { start: at, end: range.end };
-        let chunks = set.take_chunks(Class::Dirty(inode), rest);
+        let rest = SectorRange { start: at, end: range.end };
+        let chunks = set.take_chunks(DataClass::Dirty(inode), rest);
         let Some(end) = chunks.last().map(Chunk::end) else {
             if wait_for_space(set, target, rounds_then).await? {
                 continue;
             }
             let written = write_out(set, target, (range, rest), payload, survey, fua).await?;
-            return Ok(Stamp::older(unproven, written));
+            return Ok(FlushStamp::older(unproven, written));
         };
         at = end;
         for (chunk, stored) in set.store_dirty(target, chunks, range.start, payload).await {
             match stored {
-                Err(Error::Io { doing: Doing::Data, .. }) if target.backing.is_some() => {
-                    let part = Range { start: chunk.start, end: chunk.end() };
+                Err(Error::Io { doing: ErrorContext::Data, .. }) if target.backing.is_some() => {
+                    let part = SectorRange { start: chunk.start, end: chunk.end() };
                     let written = write_out(set, target, (range, part), payload, survey, fua).await?;
-                    unproven = Stamp::older(unproven, written);
+                    unproven = FlushStamp::older(unproven, written);
                 }
                 other => other?,
             }
@@ -335,15 +345,15 @@ impl State {
 pub(super) async fn write_out(
     set: &CacheSet,
     target: &Target,
-    (range, part): (Range, Range),
+    (range, part): (SectorRange, SectorRange),
     payload: &Payload,
-    survey: Survey,
+    survey: RangeState,
     fua: bool,
-) -> Result<Option<Stamp>, Error> {
+) -> Result<Option<FlushStamp>, Error> {
     if target.backing.is_none() {
         return Err(Error::NoSpace);
     }
-    target.goes(Path::WriteAround);
+    target.goes(RequestPath::WriteAround);
     let from = bytes(part.start - range.start);
     let piece = payload.slice(from..from + bytes(part.sectors()));
     let put = async || write_backing(set, target, part, piece, fua && !survey.dirty).await;
@@ -356,10 +366,10 @@ pub(super) async fn write_out(
 pub(super) async fn give_way(
     set: &CacheSet,
     target: &Target,
-    part: Range,
-    survey: Survey,
-    put: impl AsyncFnOnce() -> Result<Stamp, Error>,
-) -> Result<Option<Stamp>, Error> {
+    part: SectorRange,
+    survey: RangeState,
+    put: impl AsyncFnOnce() -> Result<FlushStamp, Error>,
+) -> Result<Option<FlushStamp>, Error> {
     if !survey.dirty {
         // No old clean copy can come back over what is put there: invariant D22.
         invalidate(set, target, part, survey).await?;
@@ -385,19 +395,19 @@ pub(super) async fn give_way(
 async fn write_through(
     set: &CacheSet,
     target: &Target,
-    range: Range,
+    range: SectorRange,
     payload: &Payload,
-    survey: Survey,
+    survey: RangeState,
     fua: bool,
-) -> Result<Option<Stamp>, Error> {
+) -> Result<Option<FlushStamp>, Error> {
     // Both devices get the same data, even if the client writes to the request's memory meanwhile.
-    let payload = &payload.stable().map_err(Error::OutOfReach)?;
+    let payload = &payload.stable().map_err(Error::BufferUnavailable)?;
     // No old clean copy can come back over the new data: invariant D22.
     invalidate(set, target, range, survey).await?;
-    let chunks = set.take_chunks(Class::Clean, range);
+    let chunks = set.take_chunks(DataClass::Clean, range);
     let both = (
         write_backing(set, target, range, payload.clone(), fua),
-        set.write_chunks(chunks, range.start, payload, Cause::Data),
+        set.write_chunks(chunks, range.start, payload, WriteCause::Data),
     );
     let (backing, cached) = bcached_env::join::join_two(both.0, both.1).await;
     for (chunk, written) in cached {
@@ -411,14 +421,14 @@ async fn write_through(
 
 /// Parks a clean chunk, or indexes it if the backing device's copy is already durable. Its write
 /// holds the range. Afterwards the chunk's pin is released, or belongs to the parked piece.
-async fn keep_clean(set: &CacheSet, target: &Target, chunk: Chunk, stamp: Stamp) {
+async fn keep_clean(set: &CacheSet, target: &Target, chunk: Chunk, stamp: FlushStamp) {
     match set.with(|s| parked::park(s, target, &chunk, stamp)) {
-        Clean::Parked => set.signals().parked_work.notify_all(),
-        Clean::Void => set.release_chunks(&[chunk]),
-        Clean::Ready => {
+        CleanOutcome::Parked => set.signals().parked_work.notify_all(),
+        CleanOutcome::Void => set.release_chunks(&[chunk]),
+        CleanOutcome::Ready => {
             // This is optional: the data is on the backing device.
             let key = chunk.key(target.inode.expect("only attached volumes are cached"), false);
-            let _ = set.put_key(&key, Record::Fill).await;
+            let _ = set.put_key(&key, InsertKind::Fill).await;
             set.release_chunks(&[chunk]);
         }
     }
@@ -429,10 +439,10 @@ async fn keep_clean(set: &CacheSet, target: &Target, chunk: Chunk, stamp: Stamp)
 pub(crate) async fn write_backing(
     set: &CacheSet,
     target: &Target,
-    range: Range,
+    range: SectorRange,
     payload: Payload,
     fua: bool,
-) -> Result<Stamp, Error> {
+) -> Result<FlushStamp, Error> {
     let (disk, begun) = begin_backing_write(set, target, range).await?;
     // With FUA requested, a device without FUA would flush beside the one flush that may run, and a
     // failure could be reported to only one of the two.
@@ -442,7 +452,7 @@ pub(crate) async fn write_backing(
         false => beside(set, target, disk.write(range.start, payload)).await,
     };
     let stamp = end_client_write(set, target, begun, &written);
-    written.map_err(Error::io(Doing::Backing))?;
+    written.map_err(Error::io(ErrorContext::Backing))?;
     let stamp = stamp?;
     if fua && !at_once {
         flush::prove(set, target, stamp).await?;
@@ -452,18 +462,26 @@ pub(crate) async fn write_backing(
 
 /// Waits until no older data is in flight to the range of the backing device. The range is locked,
 /// so no new write-back starts.
-pub(crate) async fn wait_for_cleaning(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
+pub(crate) async fn wait_for_cleaning(
+    set: &CacheSet,
+    target: &Target,
+    range: SectorRange,
+) -> Result<(), Error> {
     wait_until(set, target, |ranges| ranges.backing_is_free(range.start, range.end)).await
 }
 
 /// Waits for all reads of the range from the backing device that began before.
-async fn wait_for_misses(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
+async fn wait_for_misses(set: &CacheSet, target: &Target, range: SectorRange) -> Result<(), Error> {
     let then = set.with(|s| s.volumes.get(target.id).map(|volume| volume.ranges.now()));
     let then = then.ok_or(Error::NoVolume)?;
     wait_until(set, target, |ranges| !ranges.has_misses(range.start, range.end, then)).await
 }
 
-async fn wait_until(set: &CacheSet, target: &Target, is_so: impl Fn(&Ranges) -> bool) -> Result<(), Error> {
+async fn wait_until(
+    set: &CacheSet,
+    target: &Target,
+    is_so: impl Fn(&RangeTable) -> bool,
+) -> Result<(), Error> {
     loop {
         let is_so = set.with(|s| Some(is_so(&s.volumes.get(target.id)?.ranges)));
         if is_so.ok_or(Error::NoVolume)? {
@@ -477,11 +495,11 @@ async fn wait_until(set: &CacheSet, target: &Target, is_so: impl Fn(&Ranges) -> 
 pub(crate) async fn begin_backing_write(
     set: &CacheSet,
     target: &Target,
-    range: Range,
-) -> Result<(bcached_env::Disk, Begun), Error> {
+    range: SectorRange,
+) -> Result<(bcached_env::Disk, IoToken), Error> {
     let disk = target.backing.clone().ok_or(Error::NoSpace)?;
     wait_for_cleaning(set, target, range).await?;
-    let begun = flush::epoch(set, target.id, Epoch::write_begins).ok_or(Error::NoVolume)?;
+    let begun = flush::flushes(set, target.id, BackingFlushes::write_begins).ok_or(Error::NoVolume)?;
     Ok((disk, begun))
 }
 
@@ -489,19 +507,23 @@ pub(crate) async fn begin_backing_write(
 pub(crate) fn end_client_write(
     set: &CacheSet,
     target: &Target,
-    begun: Begun,
+    begun: IoToken,
     said: &Result<(), IoError>,
-) -> Result<Stamp, Error> {
+) -> Result<FlushStamp, Error> {
     // A device that was absent has taken nothing that a client is told of.
     if said.as_ref().is_err_and(|error| error.kind.is_final()) {
         return end_backing_write(set, target, begun);
     }
-    flush::epoch(set, target.id, |epoch| epoch.client_write_ends(begun)).ok_or(Error::NoVolume)
+    flush::flushes(set, target.id, |flushes| flushes.client_write_ends(begun)).ok_or(Error::NoVolume)
 }
 
 /// Ends a write to the backing device; returns its stamp.
-pub(crate) fn end_backing_write(set: &CacheSet, target: &Target, begun: Begun) -> Result<Stamp, Error> {
-    flush::epoch(set, target.id, |epoch| epoch.write_ends(begun)).ok_or(Error::NoVolume)
+pub(crate) fn end_backing_write(
+    set: &CacheSet,
+    target: &Target,
+    begun: IoToken,
+) -> Result<FlushStamp, Error> {
+    flush::flushes(set, target.id, |flushes| flushes.write_ends(begun)).ok_or(Error::NoVolume)
 }
 
 /// Makes *dirty* durable on the backing superblock, before the first dirty key can be. Returns true
@@ -531,9 +553,9 @@ impl State {
         inode: Inode,
         start: u64,
         end: u64,
-        survey: &mut Survey,
+        survey: &mut RangeState,
     ) -> Attempt<u64> {
-        let mut found = Survey::default();
+        let mut found = RangeState::default();
         let upto = match self.keys_in_leaf(inode, start, end, &mut |s, key| {
             found.present |= s.could_return(key);
             found.dirty |= key.dirty && !s.is_dead(key);

@@ -21,13 +21,13 @@
 //! zeroes are written to it. In any case a long range is zeroed in pieces, each with its own turn,
 //! so that other requests of the range proceed in between.
 
-use crate::error::{Doing, Error};
+use crate::error::{Error, ErrorContext};
 use crate::phases::Phase;
 use crate::request::uncached::in_turn;
-use crate::request::{Range, Target, flush, holes, write};
+use crate::request::{SectorRange, Target, flush, holes, write};
 use crate::set::CacheSet;
-use crate::volume::epoch::Stamp;
-use crate::volume::zeroings::Number;
+use crate::volume::epoch::FlushStamp;
+use crate::volume::zeroings::ZeroingId;
 use crate::writeback::contention::beside;
 use bcached_env::{Buffer, DiskInfo, IoErrorKind, Payload};
 use core::cell::Cell;
@@ -41,7 +41,7 @@ const SLOW_SHARE: u64 = 32;
 
 /// The options of a zeroing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Asked {
+pub struct ZeroOptions {
     /// The zeroes are durable when this is answered.
     pub fua: bool,
     /// The space below may be given up.
@@ -50,7 +50,7 @@ pub struct Asked {
 
 /// How a backing device is zeroed: the first of these that it supports.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Way {
+enum ZeroMethod {
     /// It is told to zero, and may unmap.
     Unmap,
     /// It is told to zero, and keeps the space.
@@ -59,7 +59,7 @@ enum Way {
     Write,
 }
 
-impl Way {
+impl ZeroMethod {
     /// Returns the way of a device, no earlier than `from`.
     fn of(info: &DiskInfo, may_unmap: bool, from: Self) -> Self {
         let can = |way: &Self| match way {
@@ -81,15 +81,15 @@ impl Way {
 pub async fn write_zeroes(
     set: &CacheSet,
     target: &Target,
-    range: Range,
-    asked: Asked,
-) -> Result<Option<Stamp>, Error> {
+    range: SectorRange,
+    options: ZeroOptions,
+) -> Result<Option<FlushStamp>, Error> {
     let number = set.with(|s| {
         let now = s.now;
         s.volumes.get_mut(target.id).map(|volume| volume.zeroings.begin(now, range.sectors()))
     });
     let number = number.ok_or(Error::NoVolume)?;
-    let zeroed = zero_pieces(set, target, range, asked, number).await;
+    let zeroed = zero_pieces(set, target, range, options, number).await;
     set.with(|s| s.volumes.get_mut(target.id).map(|volume| volume.zeroings.end(number)));
     zeroed
 }
@@ -97,29 +97,29 @@ pub async fn write_zeroes(
 async fn zero_pieces(
     set: &CacheSet,
     target: &Target,
-    range: Range,
-    asked: Asked,
-    number: Number,
-) -> Result<Option<Stamp>, Error> {
+    range: SectorRange,
+    options: ZeroOptions,
+    number: ZeroingId,
+) -> Result<Option<FlushStamp>, Error> {
     let mut unproven = None;
-    let mut from = Way::Unmap;
+    let mut from = ZeroMethod::Unmap;
     let mut at = range.start;
     while at < range.end {
         let info = target.backing.as_ref().map(bcached_env::Disk::info);
-        let way = info.map_or(Way::Unmap, |info| Way::of(&info, asked.may_unmap, from));
-        let end = range.end.min(cut_after(set, target, at, way != Way::Write && asked.may_unmap));
-        let piece = Range { start: at, end };
-        let done = Cell::new(Done { upto: at, unproven: None });
-        let zero = async |target: &Target| zero_piece(set, target, piece, way, asked, &done).await;
+        let way = info.map_or(ZeroMethod::Unmap, |info| ZeroMethod::of(&info, options.may_unmap, from));
+        let end = range.end.min(cut_after(set, target, at, way != ZeroMethod::Write && options.may_unmap));
+        let piece = SectorRange { start: at, end };
+        let done = Cell::new(ZeroedPart { upto: at, unproven: None });
+        let zero = async |target: &Target| zero_piece(set, target, piece, way, options, &done).await;
         match in_turn(set, target, target.whole_blocks(piece), zero).await {
             // A refusal may be known only now: for files the only test is to try.
-            Err(error) if way != Way::Write && is_refusal(&error) => from = way.next(),
+            Err(error) if way != ZeroMethod::Write && is_refusal(&error) => from = way.next(),
             zeroed => zeroed?,
         }
         // Whatever is zero by now is not zeroed again, even after a refusal: other requests may
         // write there before the next turn.
         let done = done.get();
-        unproven = Stamp::older(unproven, done.unproven);
+        unproven = FlushStamp::older(unproven, done.unproven);
         set.with(|s| {
             s.volumes.get_mut(target.id).map(|volume| volume.zeroings.goes_on(number, done.upto - at))
         });
@@ -130,15 +130,15 @@ async fn zero_pieces(
 
 /// The part of a piece that is zero, from its start on.
 #[derive(Clone, Copy)]
-struct Done {
+struct ZeroedPart {
     /// End of the zeroed part.
     upto: u64,
     /// The oldest stamp of what was written to the backing device and is not proven durable.
-    unproven: Option<Stamp>,
+    unproven: Option<FlushStamp>,
 }
 
 fn is_refusal(error: &Error) -> bool {
-    matches!(error, Error::Io { doing: Doing::Backing, source } if source.kind == IoErrorKind::Unsupported)
+    matches!(error, Error::Io { doing: ErrorContext::Backing, source } if source.kind == IoErrorKind::Unsupported)
 }
 
 /// Returns where the piece that begins at `at` ends: pieces meet at block boundaries.
@@ -154,15 +154,15 @@ fn cut_after(set: &CacheSet, target: &Target, at: u64, is_fast: bool) -> u64 {
 async fn zero_piece(
     set: &CacheSet,
     target: &Target,
-    piece: Range,
-    way: Way,
-    asked: Asked,
-    done: &Cell<Done>,
+    piece: SectorRange,
+    way: ZeroMethod,
+    options: ZeroOptions,
+    done: &Cell<ZeroedPart>,
 ) -> Result<(), Error> {
-    done.set(Done { upto: piece.start, unproven: None });
+    done.set(ZeroedPart { upto: piece.start, unproven: None });
     if target.blocks_around(piece).is_none() {
-        let unproven = zero_below(set, target, piece, way, asked.fua).await?;
-        done.set(Done { upto: piece.end, unproven });
+        let unproven = zero_below(set, target, piece, way, options.fua).await?;
+        done.set(ZeroedPart { upto: piece.end, unproven });
         return Ok(());
     }
     let block = target.block_sectors;
@@ -170,9 +170,9 @@ async fn zero_piece(
     let end = (piece.end.min(target.cacheable_end) / block * block).max(start);
     for (start, end) in [(piece.start, start), (start, end), (end, piece.end)] {
         if start < end {
-            let stamp = zero_part(set, target, Range { start, end }, way, asked).await?;
-            let unproven = Stamp::older(done.get().unproven, stamp);
-            done.set(Done { upto: end, unproven });
+            let stamp = zero_part(set, target, SectorRange { start, end }, way, options).await?;
+            let unproven = FlushStamp::older(done.get().unproven, stamp);
+            done.set(ZeroedPart { upto: end, unproven });
         }
     }
     Ok(())
@@ -182,12 +182,12 @@ async fn zero_piece(
 async fn zero_part(
     set: &CacheSet,
     target: &Target,
-    part: Range,
-    way: Way,
-    asked: Asked,
-) -> Result<Option<Stamp>, Error> {
+    part: SectorRange,
+    way: ZeroMethod,
+    options: ZeroOptions,
+) -> Result<Option<FlushStamp>, Error> {
     let Some(blocks) = target.blocks_around(part) else {
-        return zero_below(set, target, part, way, asked.fua).await;
+        return zero_below(set, target, part, way, options.fua).await;
     };
     let survey = write::survey(set, target, blocks).await?;
     let Some(backing) = &target.backing else {
@@ -195,9 +195,9 @@ async fn zero_part(
         if survey.present && part == blocks {
             holes::punch_found(set, target, part).await?;
         } else if survey.present {
-            return write_as_data(set, target, part, asked.fua).await;
+            return write_as_data(set, target, part, options.fua).await;
         }
-        if asked.fua {
+        if options.fua {
             crate::journal::writer::commit(set).await?;
         }
         return Ok(None);
@@ -205,15 +205,15 @@ async fn zero_part(
     let logical = u64::from(backing.info().logical_block_sectors);
     let is_of_device = part.start.is_multiple_of(logical) && part.end.is_multiple_of(logical);
     // A part of a block is left to the device while the block's only data is there.
-    let stays_below = if survey.dirty { asked.may_unmap && part == blocks } else { is_of_device };
+    let stays_below = if survey.dirty { options.may_unmap && part == blocks } else { is_of_device };
     if !stays_below {
-        return write_as_data(set, target, part, asked.fua).await;
+        return write_as_data(set, target, part, options.fua).await;
     }
     let _phase = set.begin(Phase::Zeroing);
     let put = async || zero_backing(set, target, part, way).await;
     // Zeroes over dirty data are durable before the hole is put: invariant D24.
     match write::give_way(set, target, blocks, survey, put).await? {
-        Some(stamp) if asked.fua => flush::prove(set, target, stamp).await.map(|()| None),
+        Some(stamp) if options.fua => flush::prove(set, target, stamp).await.map(|()| None),
         unproven => Ok(unproven),
     }
 }
@@ -222,10 +222,10 @@ async fn zero_part(
 async fn zero_below(
     set: &CacheSet,
     target: &Target,
-    part: Range,
-    way: Way,
+    part: SectorRange,
+    way: ZeroMethod,
     fua: bool,
-) -> Result<Option<Stamp>, Error> {
+) -> Result<Option<FlushStamp>, Error> {
     let stamp = zero_backing(set, target, part, way).await?;
     if fua {
         return flush::prove(set, target, stamp).await.map(|()| None);
@@ -234,22 +234,28 @@ async fn zero_below(
 }
 
 /// Zeroes a range of the backing device; returns the oldest stamp of what was written.
-async fn zero_backing(set: &CacheSet, target: &Target, part: Range, way: Way) -> Result<Stamp, Error> {
-    if way == Way::Write {
+async fn zero_backing(
+    set: &CacheSet,
+    target: &Target,
+    part: SectorRange,
+    way: ZeroMethod,
+) -> Result<FlushStamp, Error> {
+    if way == ZeroMethod::Write {
         return write_backing(set, target, part).await;
     }
     let (disk, begun) = write::begin_backing_write(set, target, part).await?;
-    let zeroing = disk.zero(part.start, part.sectors(), way == Way::Unmap);
+    let zeroing = disk.zero(part.start, part.sectors(), way == ZeroMethod::Unmap);
     let zeroed = beside(set, target, zeroing).await;
     let stamp = write::end_client_write(set, target, begun, &zeroed);
-    zeroed.map_err(Error::io(Doing::Backing))?;
+    zeroed.map_err(Error::io(ErrorContext::Backing))?;
     stamp
 }
 
-async fn write_backing(set: &CacheSet, target: &Target, part: Range) -> Result<Stamp, Error> {
+async fn write_backing(set: &CacheSet, target: &Target, part: SectorRange) -> Result<FlushStamp, Error> {
     let mut oldest = None;
     for (part, zeroes) in zeroes(part) {
-        oldest = Stamp::older(oldest, Some(write::write_backing(set, target, part, zeroes, false).await?));
+        oldest =
+            FlushStamp::older(oldest, Some(write::write_backing(set, target, part, zeroes, false).await?));
     }
     Ok(oldest.expect("a part has sectors"))
 }
@@ -258,24 +264,24 @@ async fn write_backing(set: &CacheSet, target: &Target, part: Range) -> Result<S
 async fn write_as_data(
     set: &CacheSet,
     target: &Target,
-    part: Range,
+    part: SectorRange,
     fua: bool,
-) -> Result<Option<Stamp>, Error> {
+) -> Result<Option<FlushStamp>, Error> {
     let mut unproven = None;
     for (part, zeroes) in zeroes(part) {
         let written = write::write_anywhere(set, target, part, zeroes, fua).await?;
-        unproven = Stamp::older(unproven, written);
+        unproven = FlushStamp::older(unproven, written);
     }
     Ok(unproven)
 }
 
 /// Splits a range into parts that are each written at once, with their zeroes.
-fn zeroes(range: Range) -> impl Iterator<Item = (Range, Payload)> {
+fn zeroes(range: SectorRange) -> impl Iterator<Item = (SectorRange, Payload)> {
     let bytes = |sectors: u64| usize::try_from(sectors * 512).expect("a write of zeroes fits in memory");
     let all = Buffer::zeroed(bytes(range.sectors().min(WRITE_SECTORS_MAX))).freeze();
     let mut at = range.start;
     core::iter::from_fn(move || {
-        let part = Range { start: at, end: range.end.min(at + WRITE_SECTORS_MAX) };
+        let part = SectorRange { start: at, end: range.end.min(at + WRITE_SECTORS_MAX) };
         at = part.end;
         (part.start < part.end).then(|| (part, all.slice(0..bytes(part.sectors()))))
     })

@@ -6,9 +6,9 @@ use crate::error::Error;
 use crate::journal::writer;
 use crate::phases::Phase;
 use crate::set::CacheSet;
-use crate::space::buckets::Invalidated;
-use crate::space::starvation::Asked;
-use crate::space::{Usage, prios};
+use crate::space::buckets::Invalidation;
+use crate::space::starvation::WaitStart;
+use crate::space::{BucketUsage, prios};
 use crate::state::State;
 use alloc::vec::Vec;
 use bcached_format::BucketId;
@@ -81,7 +81,7 @@ async fn store_pending(set: &CacheSet) -> Result<bool, Error> {
 
 /// Searches for buckets to invalidate, up to the number that `wanted` returns. Returns when some
 /// are found or all buckets have been looked at.
-async fn invalidate(set: &CacheSet, wanted: impl Fn(&State) -> usize) -> Invalidated {
+async fn invalidate(set: &CacheSet, wanted: impl Fn(&State) -> usize) -> Invalidation {
     loop {
         set.env().breathe().await;
         let searched = set.with(|s| {
@@ -114,7 +114,7 @@ pub async fn take_metadata(set: &CacheSet, count: usize) -> Result<Vec<BucketId>
 pub fn try_take_metadata(set: &CacheSet, count: usize) -> Option<Vec<BucketId>> {
     let taken = set.with(|s| {
         (s.buckets.free_count() >= count)
-            .then(|| (0..count).filter_map(|_| s.buckets.take(Usage::Meta, 0)).collect())
+            .then(|| (0..count).filter_map(|_| s.buckets.take(BucketUsage::Meta, 0)).collect())
     });
     set.signals().allocator_work.notify_all();
     taken
@@ -177,8 +177,8 @@ impl State {
 async fn buckets_come(
     set: &CacheSet,
     count: usize,
-    asked: Asked,
-    in_vain: impl Fn(&State, Asked) -> Option<Error>,
+    asked: WaitStart,
+    in_vain: impl Fn(&State, WaitStart) -> Option<Error>,
 ) -> Result<(), Error> {
     loop {
         set.check_alive()?;

@@ -26,7 +26,7 @@ const SECTORS_MAX: u64 = 131_072;
 
 /// Counters of discards since the set was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Discards {
+pub struct DiscardStats {
     /// Bytes discarded on the device.
     pub bytes: u64,
     /// Number of discards issued.

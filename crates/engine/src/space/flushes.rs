@@ -8,7 +8,7 @@ use bcached_env::IoError;
 
 /// The flushes since the set was opened.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Flushes {
+pub struct CacheFlushes {
     /// Number of the newest flush that has begun; 0: none.
     begun: u64,
     /// The newest flush is still in flight.
@@ -21,7 +21,7 @@ pub struct Flushes {
 
 /// What a caller that needs a flush has to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Turn {
+pub enum CacheFlushAction {
     /// Nothing: a flush that began after the request has succeeded.
     Done,
     /// Nothing: a flush has failed.
@@ -34,9 +34,9 @@ pub enum Turn {
 
 /// Identifies the flush in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Running(u64);
+pub struct RunningFlush(u64);
 
-impl Flushes {
+impl CacheFlushes {
     /// Number of the newest flush that has begun. Only later flushes cover data written from now
     /// on.
     #[must_use]
@@ -57,19 +57,19 @@ impl Flushes {
     }
 
     /// Says what to do for flush `wanted` or a later one.
-    pub const fn turn(&mut self, wanted: u64) -> Turn {
+    pub const fn turn(&mut self, wanted: u64) -> CacheFlushAction {
         if let Some(failure) = self.failure {
-            return Turn::Failed(failure);
+            return CacheFlushAction::Failed(failure);
         }
         if self.succeeded >= wanted {
-            return Turn::Done;
+            return CacheFlushAction::Done;
         }
         if self.running {
-            return Turn::Wait;
+            return CacheFlushAction::Wait;
         }
         self.running = true;
         self.begun += 1;
-        Turn::Run
+        CacheFlushAction::Run
     }
 
     /// Records the end of the flush in flight. After a failure no flush runs any more.
@@ -98,13 +98,13 @@ impl Flushes {
     /// Returns the flush in flight if it may lose data written while flush `number` was the newest.
     /// Whether it does is unknown until it ends.
     #[must_use]
-    pub fn may_be_dropping(&self, number: u64) -> Option<Running> {
-        (self.running && number >= self.succeeded.max(1)).then_some(Running(self.begun))
+    pub fn may_be_dropping(&self, number: u64) -> Option<RunningFlush> {
+        (self.running && number >= self.succeeded.max(1)).then_some(RunningFlush(self.begun))
     }
 
     /// Returns whether that flush is still in flight.
     #[must_use]
-    pub fn runs(&self, flush: Running) -> bool {
+    pub fn runs(&self, flush: RunningFlush) -> bool {
         self.running && self.begun == flush.0
     }
 }
@@ -120,46 +120,52 @@ mod tests {
 
     #[test]
     fn one_flush_serves_all_who_waited_for_it() {
-        let mut flushes = Flushes::default();
+        let mut flushes = CacheFlushes::default();
         let first = flushes.wanted();
-        assert_eq!(flushes.turn(first), Turn::Run);
+        assert_eq!(flushes.turn(first), CacheFlushAction::Run);
         let (second, third) = (flushes.wanted(), flushes.wanted());
-        assert_eq!((flushes.turn(second), flushes.turn(third)), (Turn::Wait, Turn::Wait));
+        assert_eq!(
+            (flushes.turn(second), flushes.turn(third)),
+            (CacheFlushAction::Wait, CacheFlushAction::Wait)
+        );
         flushes.ends(Ok(()));
-        assert_eq!((flushes.turn(first), flushes.turn(second)), (Turn::Done, Turn::Run));
-        assert_eq!(flushes.turn(third), Turn::Wait);
+        assert_eq!(
+            (flushes.turn(first), flushes.turn(second)),
+            (CacheFlushAction::Done, CacheFlushAction::Run)
+        );
+        assert_eq!(flushes.turn(third), CacheFlushAction::Wait);
         flushes.ends(Ok(()));
-        assert_eq!(flushes.turn(third), Turn::Done);
+        assert_eq!(flushes.turn(third), CacheFlushAction::Done);
     }
 
     #[test]
     fn what_a_running_flush_is_about_is_not_known_until_it_ends() {
-        let mut flushes = Flushes::default();
+        let mut flushes = CacheFlushes::default();
         for _ in 0..2 {
             assert_eq!(flushes.may_be_dropping(flushes.begun()), None);
-            assert_eq!(flushes.turn(flushes.wanted()), Turn::Run);
+            assert_eq!(flushes.turn(flushes.wanted()), CacheFlushAction::Run);
             flushes.ends(Ok(()));
         }
         let (proven, written) = (flushes.begun() - 1, flushes.begun());
-        assert_eq!(flushes.turn(flushes.wanted()), Turn::Run);
+        assert_eq!(flushes.turn(flushes.wanted()), CacheFlushAction::Run);
         assert_eq!(flushes.may_be_dropping(0), None, "it was there when the set was opened");
         assert_eq!(flushes.may_be_dropping(proven), None);
         let running = flushes.may_be_dropping(written).expect("it is not proven");
         assert!(flushes.runs(running));
         flushes.ends(Ok(()));
         assert!(!flushes.runs(running) && flushes.may_be_dropping(written).is_none());
-        assert_eq!(flushes.turn(flushes.wanted()), Turn::Run);
+        assert_eq!(flushes.turn(flushes.wanted()), CacheFlushAction::Run);
         assert!(!flushes.runs(running), "another one");
     }
 
     #[test]
     fn after_a_failure_no_success_counts() {
-        let mut flushes = Flushes::default();
+        let mut flushes = CacheFlushes::default();
         let wanted = flushes.wanted();
-        assert_eq!(flushes.turn(wanted), Turn::Run);
+        assert_eq!(flushes.turn(wanted), CacheFlushAction::Run);
         let written = flushes.begun();
         flushes.ends(Err(failure()));
-        assert_eq!(flushes.turn(wanted), Turn::Failed(failure()));
+        assert_eq!(flushes.turn(wanted), CacheFlushAction::Failed(failure()));
         assert!(flushes.may_have_dropped(written) && !flushes.may_have_dropped(0));
     }
 }

@@ -28,9 +28,9 @@ pub mod shortage;
 pub mod starvation;
 pub mod summaries;
 
-pub use buckets::{Bucket, Buckets, Usage};
-pub use discards::{DiscardState, Discards};
-pub use flushes::Flushes;
+pub use buckets::{Bucket, BucketUsage, Buckets};
+pub use discards::{DiscardState, DiscardStats};
+pub use flushes::CacheFlushes;
 pub use free::FreeList;
-pub use open_buckets::{Class, Closed, OpenBuckets, Space};
+pub use open_buckets::{Allocation, ClosedBucket, DataClass, OpenBuckets};
 pub use starvation::Starvation;

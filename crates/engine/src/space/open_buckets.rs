@@ -5,8 +5,8 @@
 //! A bucket of data that may be dirty leaves room at its end for a summary of it
 //! (`space::summaries`), if that is small compared with the bucket.
 
-use crate::sorted_map::Sorted;
-use crate::space::buckets::{Buckets, Usage};
+use crate::sorted_map::SortedMap;
+use crate::space::buckets::{BucketUsage, Buckets};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use bcached_format::summary::{self, Extent};
@@ -22,7 +22,7 @@ const SPARE_MAX: usize = 8;
 /// The kind of data a bucket is filled with. Kinds are kept apart because they die at different
 /// times.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Class {
+pub enum DataClass {
     /// Dirty data of this volume, written by clients.
     Dirty(Inode),
     /// Clean copies: fills and write-through data.
@@ -31,7 +31,7 @@ pub enum Class {
     Moved,
 }
 
-impl Class {
+impl DataClass {
     /// Returns whether such a bucket gets a summary: its data may have to be moved later.
     const fn is_summed(self) -> bool {
         matches!(self, Self::Dirty(_) | Self::Moved)
@@ -40,7 +40,7 @@ impl Class {
 
 /// Space for one extent. Pinned until its key is in the tree or the space is returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Space {
+pub struct Allocation {
     /// Where it is; one pointer per copy.
     pub pointers: Pointers,
     /// Length in sectors.
@@ -55,7 +55,7 @@ struct OpenBucket {
 }
 
 /// A full bucket, pinned until its summary is written.
-pub struct Closed {
+pub struct ClosedBucket {
     /// Where the summary is written.
     pub pointer: Pointer,
     /// The bucket.
@@ -66,8 +66,8 @@ pub struct Closed {
 
 /// The open buckets of a set.
 pub struct OpenBuckets {
-    open: Sorted<Class, OpenBucket>,
-    closed: VecDeque<Closed>,
+    open: SortedMap<DataClass, OpenBucket>,
+    closed: VecDeque<ClosedBucket>,
     /// Empty lists with capacity.
     spare: Vec<Vec<Extent>>,
     bucket_sectors: u64,
@@ -85,7 +85,7 @@ impl OpenBuckets {
         let is_small = summary_share > 0 && sectors * summary_share <= bucket_sectors;
         let summary_sectors = if is_small { sectors } else { 0 };
         Self {
-            open: Sorted::default(),
+            open: SortedMap::default(),
             closed: VecDeque::new(),
             spare: Vec::new(),
             bucket_sectors,
@@ -96,13 +96,13 @@ impl OpenBuckets {
     /// Returns whether `sectors` for `class` are taken as one piece: in its open bucket, or in a
     /// new one if there is a free bucket.
     #[must_use]
-    pub fn fits(&self, class: Class, sectors: u64) -> bool {
+    pub fn fits(&self, class: DataClass, sectors: u64) -> bool {
         let used = self.open.get(class).map_or(0, |open| open.used);
         used + sectors <= self.end(class)
     }
 
     /// Where data ends in a bucket of `class`, in sectors.
-    const fn end(&self, class: Class) -> u64 {
+    const fn end(&self, class: DataClass) -> u64 {
         if class.is_summed() { self.data_sectors() } else { self.bucket_sectors }
     }
 
@@ -112,17 +112,17 @@ impl OpenBuckets {
     pub fn take(
         &mut self,
         buckets: &mut Buckets,
-        class: Class,
+        class: DataClass,
         of: Option<Position>,
         wanted: u64,
         keep: usize,
-    ) -> Option<Space> {
+    ) -> Option<Allocation> {
         assert!(wanted > 0, "at least one sector is requested");
         let end = self.end(class);
         let place = match self.open.place(class) {
             Ok(place) => place,
             Err(_) => {
-                let id = buckets.take(Usage::Open, keep)?;
+                let id = buckets.take(BucketUsage::Open, keep)?;
                 let extents = self.spare.pop().unwrap_or_default();
                 self.open.insert(class, OpenBucket { id, used: 0, extents })
             }
@@ -139,13 +139,13 @@ impl OpenBuckets {
         if open.used == end {
             self.close(class, buckets);
         }
-        Some(Space { pointers: Pointers::one(pointer), sectors })
+        Some(Allocation { pointers: Pointers::one(pointer), sectors })
     }
 
     /// Closes the open bucket of a class because it is full or no longer needed.
-    pub fn close(&mut self, class: Class, buckets: &mut Buckets) {
+    pub fn close(&mut self, class: DataClass, buckets: &mut Buckets) {
         let Some(OpenBucket { id, extents, .. }) = self.open.remove(class) else { return };
-        buckets.set_usage(id, Usage::Data);
+        buckets.set_usage(id, BucketUsage::Data);
         if extents.is_empty() || self.closed.len() >= CLOSED_MAX {
             return self.keep(extents);
         }
@@ -153,7 +153,7 @@ impl OpenBuckets {
         let pointer = Pointer::new(id.device, sector, buckets.generation(id));
         // The bucket is not invalidated before its summary is written: invariant D13.
         buckets.pin(pointer);
-        self.closed.push_back(Closed { pointer, id, extents });
+        self.closed.push_back(ClosedBucket { pointer, id, extents });
     }
 
     /// Keeps an extent list for the next bucket.
@@ -170,8 +170,8 @@ impl OpenBuckets {
     }
 
     /// Closes the open buckets of the classes that `are_meant` selects.
-    pub fn close_those(&mut self, mut are_meant: impl FnMut(Class) -> bool, buckets: &mut Buckets) {
-        let classes: Vec<Class> =
+    pub fn close_those(&mut self, mut are_meant: impl FnMut(DataClass) -> bool, buckets: &mut Buckets) {
+        let classes: Vec<DataClass> =
             self.open.iter().map(|(class, _)| *class).filter(|class| are_meant(*class)).collect();
         for class in classes {
             self.close(class, buckets);
@@ -180,7 +180,7 @@ impl OpenBuckets {
 
     /// Takes the first closed bucket that needs a summary. The caller writes it and then returns
     /// the list ([`OpenBuckets::keep`]).
-    pub fn take_closed(&mut self) -> Option<Closed> {
+    pub fn take_closed(&mut self) -> Option<ClosedBucket> {
         self.closed.pop_front()
     }
 

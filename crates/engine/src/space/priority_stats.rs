@@ -11,7 +11,7 @@ const GROUPS: u64 = 32;
 /// Ages of the buckets that hold no metadata and whose age can still be told. Unit: one step of the
 /// cache's clock, which is traffic of 1/1024 of the cache's size.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ages {
+pub struct PriorityStats {
     /// Number of such buckets.
     pub buckets: u64,
     /// Their mean age (`Average`). `None`: there are no such buckets.
@@ -24,7 +24,7 @@ pub struct Ages {
 
 impl CacheSet {
     /// Computes the ages from every bucket; other tasks run in between.
-    pub async fn ages(&self) -> Ages {
+    pub async fn ages(&self) -> PriorityStats {
         let mut by_age = alloc::vec![0_u64; usize::from(PRIO_FRESH)];
         self.each_bucket(|s, id, _| {
             let prio = s.buckets.prio(id);
@@ -38,7 +38,7 @@ impl CacheSet {
 }
 
 /// Computes the ages. `by_age`: the number of buckets of each age.
-fn summed(by_age: &[u64], bucket_sectors: u64) -> Ages {
+fn summed(by_age: &[u64], bucket_sectors: u64) -> PriorityStats {
     let buckets: u64 = by_age.iter().sum();
     let total: u64 = (0..).zip(by_age).map(|(age, count)| age * count).sum();
     let mut ages = (0_u64..).zip(by_age).scan(0, |before, (age, count)| {
@@ -53,7 +53,7 @@ fn summed(by_age: &[u64], bucket_sectors: u64) -> Ages {
         quantile.map(|(age, _)| age)
     };
     let quantiles = (1..GROUPS).map_while(|group| age_of(buckets * group / GROUPS)).collect();
-    Ages {
+    PriorityStats {
         buckets,
         average: total.checked_div(buckets),
         sectors_per_quantile: buckets * bucket_sectors / GROUPS,

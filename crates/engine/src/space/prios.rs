@@ -2,17 +2,17 @@
 //! buckets, last block first, then a journal entry that names the first block. When that entry is
 //! durable, the former chain becomes the spare one.
 
-use crate::cache_writes::Cause;
+use crate::cache_writes::WriteCause;
 use crate::cpu_cost::{priorities_ns, sum_ns};
-use crate::error::{Doing, Error};
+use crate::error::{Error, ErrorContext};
 use crate::journal::writer;
 use crate::phases::Phase;
 use crate::set::CacheSet;
-use crate::space::{Buckets, Usage, buckets};
+use crate::space::{BucketUsage, Buckets, buckets};
 use crate::state::State;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, Disk, Env};
-use bcached_format::checksum::{CHECKSUM_BYTES, Sum};
+use bcached_format::checksum::{CHECKSUM_BYTES, Checksum};
 use bcached_format::prio::{BucketPrio, PRIO_BTREE, PRIO_FRESH, PRIO_RESERVE, PrioSet, PrioWriter};
 use bcached_format::{BucketId, Gen, Geometry};
 
@@ -27,8 +27,8 @@ pub async fn store(set: &CacheSet) -> Result<(), Error> {
     for index in (0..sets).rev() {
         let block = build(set, index).await;
         let sector = set.with(|s| s.buckets.sector(s.prios.spare[index]));
-        let written = set.write_cache(Cause::Priorities, sector, block.freeze()).await;
-        written.map_err(|source| set.fail(Error::Io { doing: Doing::Priorities, source }))?;
+        let written = set.write_cache(WriteCause::Priorities, sector, block.freeze()).await;
+        written.map_err(|source| set.fail(Error::Io { doing: ErrorContext::Priorities, source }))?;
     }
     let former = set.with(|s| {
         s.prios.sequence += 1;
@@ -91,7 +91,7 @@ async fn build(set: &CacheSet, index: usize) -> Buffer {
 fn stored(s: &State, bucket: u64) -> BucketPrio {
     let id = s.buckets.id(bucket);
     let prio = match s.buckets.prio(id) {
-        _ if s.buckets.get(id).usage == Usage::Reserve => PRIO_RESERVE,
+        _ if s.buckets.get(id).usage == BucketUsage::Reserve => PRIO_RESERVE,
         PRIO_RESERVE => PRIO_RESERVE + 1,
         prio => prio,
     };
@@ -99,7 +99,7 @@ fn stored(s: &State, bucket: u64) -> BucketPrio {
 }
 
 /// The contents of a chain.
-pub struct Stored {
+pub struct StoredPriorities {
     /// Generation and priority of every bucket.
     pub entries: Vec<(Gen, u16)>,
     /// The buckets of the chain.
@@ -115,14 +115,14 @@ pub async fn read(
     geometry: &Geometry,
     first: u64,
     is_ours: bool,
-) -> Result<Stored, Error> {
+) -> Result<StoredPriorities, Error> {
     let known = |prio: u16| if is_ours || prio <= PRIO_FRESH { prio } else { PRIO_BTREE };
     let mut entries = Vec::new();
     // The superblock may claim more buckets than there is memory for.
     usize::try_from(geometry.buckets).ok().and_then(|count| entries.try_reserve_exact(count).ok()).ok_or(
         Error::BucketMemory { buckets: geometry.buckets, needed: buckets::table_bytes(geometry.buckets) },
     )?;
-    let mut stored = Stored { entries, chain: Vec::new(), sequence: 0 };
+    let mut stored = StoredPriorities { entries, chain: Vec::new(), sequence: 0 };
     let mut bucket = first;
     for index in 0..geometry.prio_sets() {
         if !geometry.is_usable(bucket) || stored.chain.iter().any(|seen| seen.index == bucket) {
@@ -164,17 +164,17 @@ pub async fn sequence_of(
 
 async fn read_set(disk: &Disk, geometry: &Geometry, id: BucketId) -> Result<Buffer, Error> {
     let (result, buffer) = disk.read(geometry.sector_of(id), Buffer::zeroed(geometry.meta_bytes())).await;
-    result.map_err(Error::io(Doing::Priorities)).map(|()| buffer)
+    result.map_err(Error::io(ErrorContext::Priorities)).map(|()| buffer)
 }
 
 fn parse<'a>(bytes: &'a [u8], geometry: &Geometry, sum: u64) -> Result<PrioSet<'a>, Error> {
     let parsed = PrioSet::parse_summed(bytes, geometry.magic, sum);
-    parsed.map_err(|source| Error::Format { doing: Doing::Priorities, source: source.into() })
+    parsed.map_err(|source| Error::Format { doing: ErrorContext::Priorities, source: source.into() })
 }
 
 /// Computes the checksum of a block; other tasks run between its pieces.
 async fn sum(env: &Env, block: &[u8]) -> u64 {
-    let mut sum = Sum::default();
+    let mut sum = Checksum::default();
     for piece in block.get(CHECKSUM_BYTES..).unwrap_or_default().chunks(SUM_BYTES) {
         env.breathe().await;
         sum.add(piece);
@@ -188,7 +188,7 @@ async fn sum(env: &Env, block: &[u8]) -> u64 {
 pub fn take_unreferenced(buckets: &mut Buckets, count: u64) -> Result<Vec<BucketId>, Error> {
     let mut chain = Vec::new();
     for _ in 0..count {
-        chain.push(buckets.take(Usage::Meta, 0).ok_or(Error::NoSpace)?);
+        chain.push(buckets.take(BucketUsage::Meta, 0).ok_or(Error::NoSpace)?);
     }
     Ok(chain)
 }

@@ -20,13 +20,13 @@
 //! [`PrioChains::marks_reserve`]: crate::state::PrioChains
 
 use crate::btree::walk::pause;
-use crate::cache_writes::Cause;
+use crate::cache_writes::WriteCause;
 use crate::cpu_cost::VISIT_MAX;
-use crate::error::{Doing, Error};
-use crate::journal::scan::Entry;
+use crate::error::{Error, ErrorContext};
+use crate::journal::scan::JournalEntry;
 use crate::set::CacheSet;
-use crate::space::Usage;
-use crate::space::prios::{self, Stored};
+use crate::space::BucketUsage;
+use crate::space::prios::{self, StoredPriorities};
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -66,7 +66,7 @@ pub fn wanted(geometry: &Geometry, asked: Option<u64>) -> u64 {
 }
 
 /// The buckets that a start has proven free, by index.
-pub struct Proven {
+pub struct ProvenFree {
     /// Certainly free; for this start.
     pub now: Vec<u64>,
     /// Certainly free; kept for the next start.
@@ -79,10 +79,10 @@ pub struct Proven {
 pub async fn prove(
     (env, disk): (&Env, &Disk),
     geometry: &Geometry,
-    stored: &Stored,
+    stored: &StoredPriorities,
     taken: &BTreeSet<u64>,
-    (entries, note): (&[Entry], &[NoteRecord]),
-) -> Option<Proven> {
+    (entries, note): (&[JournalEntry], &[NoteRecord]),
+) -> Option<ProvenFree> {
     let is_marked = |index: &u64| {
         let entry = usize::try_from(*index).ok().and_then(|index| stored.entries.get(index));
         entry.is_some_and(|(_, prio)| *prio == PRIO_RESERVE) && !taken.contains(index)
@@ -102,14 +102,14 @@ pub async fn prove(
         now.extend(some.iter().zip(stamped).filter(|(_, stamped)| *stamped).map(|(index, _)| *index));
     }
     let later = now.split_off(now.len().div_ceil(2));
-    (now.len() as u64 >= needed(geometry)).then_some(Proven { now, later })
+    (now.len() as u64 >= needed(geometry)).then_some(ProvenFree { now, later })
 }
 
 /// Calls `look` for each bucket that keys to be replayed point to, whatever their generation. Other
 /// tasks run between the entries.
 pub async fn each_named(
     (env, geometry): (&Env, &Geometry),
-    entries: &[Entry],
+    entries: &[JournalEntry],
     note: &[NoteRecord],
     mut look: impl FnMut(u64),
 ) {
@@ -125,7 +125,12 @@ pub async fn each_named(
     }
 }
 
-async fn is_proven((env, disk): (&Env, &Disk), geometry: &Geometry, stored: &Stored, index: u64) -> bool {
+async fn is_proven(
+    (env, disk): (&Env, &Disk),
+    geometry: &Geometry,
+    stored: &StoredPriorities,
+    index: u64,
+) -> bool {
     let (generation, _) = stored.entries[usize::try_from(index).expect("the index is in the table")];
     let id = BucketId { device: DeviceIndex(0), index };
     let block = Buffer::zeroed(geometry.block_bytes());
@@ -172,7 +177,7 @@ async fn fill(set: &CacheSet) -> Result<(), Error> {
 
 /// Number of buckets that the reserve lacks.
 fn missing(s: &State) -> u64 {
-    s.reserve_wanted.saturating_sub(s.buckets.count_of(Usage::Reserve))
+    s.reserve_wanted.saturating_sub(s.buckets.count_of(BucketUsage::Reserve))
 }
 
 /// Takes free buckets for the reserve: as many as are stamped at once and can be spared.
@@ -188,9 +193,9 @@ async fn write_stamp(set: &CacheSet, id: BucketId) -> Result<(), Error> {
         let bytes = stamp(s.geometry.block_bytes(), s.geometry.magic, id.index, generation);
         (s.buckets.sector(id), bytes)
     });
-    let written = set.write_cache(Cause::Priorities, sector, Buffer::copied_from(&bytes).freeze()).await;
+    let written = set.write_cache(WriteCause::Priorities, sector, Buffer::copied_from(&bytes).freeze()).await;
     written.map_err(|source| {
         set.with(|s| s.buckets.put_back_from_reserve(id));
-        Error::Io { doing: Doing::Priorities, source }
+        Error::Io { doing: ErrorContext::Priorities, source }
     })
 }

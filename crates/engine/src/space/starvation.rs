@@ -20,21 +20,21 @@ pub struct Starvation {
     passes: u64,
     /// The newest search, if it found nothing that is usable without GC. Also the number of passes
     /// begun at the first of the consecutive searches with that result.
-    starved: Option<Starved>,
+    starved: Option<StarvedSearch>,
     /// The newest pass that has ended, if it failed, and the number of consecutive failures.
-    failed: Option<Failed>,
+    failed: Option<FailedPasses>,
     /// Number of passes begun when a task last asked.
     asked: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Starved {
+struct StarvedSearch {
     search: u64,
     passes: u64,
 }
 
 #[derive(Debug)]
-struct Failed {
+struct FailedPasses {
     pass: u64,
     times: u64,
     error: Error,
@@ -45,7 +45,7 @@ const TIMES_MIN: u64 = 2;
 
 /// When a task began to wait for buckets: the numbers of searches and passes begun by then.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked {
+pub struct WaitStart {
     searches: u64,
     passes: u64,
 }
@@ -61,7 +61,7 @@ impl Starvation {
     /// pointers were younger.
     pub fn search_ends(&mut self, kept_by_age: bool) {
         let passes = self.starved.map_or(self.passes, |starved| starved.passes);
-        self.starved = kept_by_age.then_some(Starved { search: self.searches, passes });
+        self.starved = kept_by_age.then_some(StarvedSearch { search: self.searches, passes });
     }
 
     /// Records the start of a pass of GC.
@@ -72,7 +72,7 @@ impl Starvation {
     /// Records the end of the newest pass. `failure`: why it did not complete.
     pub fn pass_ends(&mut self, failure: Option<Error>) {
         let times = 1 + self.failed.as_ref().map_or(0, |failed| failed.times);
-        self.failed = failure.map(|error| Failed { pass: self.passes, times, error });
+        self.failed = failure.map(|error| FailedPasses { pass: self.passes, times, error });
     }
 
     /// Returns whether a pass must begin at once, for the tasks that wait (invariant L7).
@@ -83,20 +83,20 @@ impl Starvation {
     }
 
     /// Records that a task begins to wait, if need be for a pass.
-    pub const fn ask(&mut self) -> Asked {
+    pub const fn ask(&mut self) -> WaitStart {
         self.asked = self.passes;
         self.now()
     }
 
     /// Returns the same without asking for a pass: for the pass itself.
     #[must_use]
-    pub const fn now(&self) -> Asked {
-        Asked { searches: self.searches, passes: self.passes }
+    pub const fn now(&self) -> WaitStart {
+        WaitStart { searches: self.searches, passes: self.passes }
     }
 
     /// Returns whether a search that began after `asked` has shown that only a pass can help.
     #[must_use]
-    pub fn needs_pass(&self, asked: Asked) -> bool {
+    pub fn needs_pass(&self, asked: WaitStart) -> bool {
         self.starved.is_some_and(|starved| starved.search > asked.searches)
     }
 
@@ -108,7 +108,7 @@ impl Starvation {
 
     /// Returns the error for a task that has waited since `asked`, if its wait cannot succeed.
     #[must_use]
-    pub fn verdict(&self, asked: Asked) -> Option<Error> {
+    pub fn verdict(&self, asked: WaitStart) -> Option<Error> {
         self.failed_after(asked.passes).filter(|_| self.needs_pass(asked))
     }
 
@@ -126,7 +126,7 @@ impl Starvation {
     }
 
     fn failed_after(&self, passes: u64) -> Option<Error> {
-        let is_final = |failed: &&Failed| failed.times >= TIMES_MIN && failed.pass > passes;
+        let is_final = |failed: &&FailedPasses| failed.times >= TIMES_MIN && failed.pass > passes;
         self.failed.as_ref().filter(is_final).map(|failed| failed.error.clone())
     }
 }

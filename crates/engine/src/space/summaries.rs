@@ -7,9 +7,9 @@
 //! looked up in the tree. Only for keys in a damaged node is it taken at its word
 //! (`btree::frozen_ranges`).
 
-use crate::cache_writes::Cause;
+use crate::cache_writes::WriteCause;
 use crate::set::CacheSet;
-use crate::space::Closed;
+use crate::space::ClosedBucket;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, join_all};
 use bcached_format::summary::{self, Extent};
@@ -34,7 +34,7 @@ pub async fn write_all(set: &CacheSet) {
     // Only the buckets that are closed now. More may be closed while this runs, and the caller
     // waits for it to end.
     for _ in 0..set.with(|s| s.open.closed()) {
-        let Some(Closed { pointer, id, extents }) = set.with(|s| s.open.take_closed()) else { return };
+        let Some(ClosedBucket { pointer, id, extents }) = set.with(|s| s.open.take_closed()) else { return };
         let payload = set.with(|s| {
             let sectors = s.open.summary_sectors()?;
             s.work.summary(extents.len());
@@ -42,7 +42,7 @@ pub async fn write_all(set: &CacheSet) {
             Some(Buffer::copied_from(&bytes).freeze())
         });
         if let Some(payload) = payload {
-            let _ = set.write_cache(Cause::Summaries, pointer.sector(), payload).await;
+            let _ = set.write_cache(WriteCause::Summaries, pointer.sector(), payload).await;
         }
         // The pin has kept others from writing there until now: invariant D13.
         set.with(|s| {

@@ -2,18 +2,18 @@
 //! cache. A volume that is served already is attached in [`super::attach`]; flash-only volumes are
 //! in [`super::flash`].
 
-use crate::error::{Doing, Error};
+use crate::error::{Error, ErrorContext};
 use crate::latency::Latencies;
 use crate::phases::Phase;
-use crate::request::write::Survey;
+use crate::request::write::RangeState;
 use crate::request::{Target, parked};
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::uuids;
-use crate::volume::epoch::Epoch;
+use crate::volume::epoch::BackingFlushes;
 use crate::volume::resize::cacheable_end;
 use crate::volume::{Backing, Volume, VolumeId, VolumeInfo, attachment, record};
-use crate::writeback::urgent::Cancel;
+use crate::writeback::urgent::CancelToken;
 use crate::writeback::{stripes, task};
 use alloc::vec::Vec;
 use bcached_env::sync::Semaphore;
@@ -92,13 +92,13 @@ impl CacheSet {
         }
         if superblock.attachment().is_some() && disk.info().volatile_cache {
             // The slot is about to record that this stamp may still be there after a crash.
-            disk.flush().await.map_err(Error::io(Doing::Superblock))?;
+            disk.flush().await.map_err(Error::io(ErrorContext::Superblock))?;
         }
         let must_be_clean = kept.is_some_and(|inode| {
             superblock.state() == BackingState::Clean
                 && self.with(|s| attachment::is_vouched_for(s, &superblock, inode))
         });
-        let inode = self.take_slot(&superblock, known, fresh, &Cancel::default()).await?;
+        let inode = self.take_slot(&superblock, known, fresh, &CancelToken::default()).await?;
         let before = superblock.clone();
         if known.is_none() || fresh {
             // The slot is durable, so now the device may say that it belongs to this set
@@ -220,8 +220,8 @@ impl CacheSet {
         &self,
         inode: Inode,
         at: u64,
-        enough: impl Fn(&Survey) -> bool,
-    ) -> Result<Survey, Error> {
+        enough: impl Fn(&RangeState) -> bool,
+    ) -> Result<RangeState, Error> {
         self.survey_past(inode, at, enough, |_| false).await
     }
 
@@ -231,11 +231,11 @@ impl CacheSet {
         &self,
         inode: Inode,
         mut at: u64,
-        enough: impl Fn(&Survey) -> bool,
+        enough: impl Fn(&RangeState) -> bool,
         passes_by: impl Fn(&Error) -> bool,
-    ) -> Result<Survey, Error> {
+    ) -> Result<RangeState, Error> {
         let end = Position::MAX.offset;
-        let mut beyond = Survey::default();
+        let mut beyond = RangeState::default();
         while at < end && !enough(&beyond) {
             at = match self.attempt(|s| s.survey_leaf(inode, at, end, &mut beyond)).await {
                 Err(error) if passes_by(&error) => self.with(|s| s.end_of_missing_leaf(inode, at, end)),
@@ -252,7 +252,7 @@ impl CacheSet {
         superblock: &BackingSuperblock,
         known: Option<Inode>,
         fresh: bool,
-        cancel: &Cancel,
+        cancel: &CancelToken,
     ) -> Result<Inode, Error> {
         let seconds = self.env().wall_seconds();
         let keep = known.filter(|_| !fresh);
@@ -324,12 +324,12 @@ impl CacheSet {
                     superblock: superblock.clone(),
                     in_doubt,
                     attempted: Vec::new(),
-                    epoch: Epoch::new(info.volatile_cache),
+                    flushes: BackingFlushes::new(info.volatile_cache),
                     record_lock: Semaphore::new(1),
                 }),
                 ..Volume::new(inode, superblock.uuid(), superblock.label(), s.options.volume)
             };
-            volume.company.wakes(s.now);
+            volume.client_activity.wakes(s.now);
             if is_dirty {
                 volume.pace.age.inherits(s.now);
             }
@@ -425,7 +425,7 @@ fn info(s: &State, id: VolumeId, volume: &Volume) -> VolumeInfo {
         backing_block_sectors: volume.backing.as_ref().map(|backing| backing.superblock.block_sectors()),
         flash_only: volume.backing.is_none(),
         attached: volume.inode.is_some(),
-        course: volume.course,
+        lifecycle: volume.lifecycle,
         mode: volume.mode,
         options: volume.options,
         state: volume.state(),
@@ -439,7 +439,7 @@ fn info(s: &State, id: VolumeId, volume: &Volume) -> VolumeInfo {
         writeback_rate: volume.pace.rate.info(s.now, &volume.options),
         stats: volume.stats.as_of(s.now),
         writeback_trouble: volume.shown_trouble(),
-        unwritable: volume.places.shown(s.now),
+        unwritable: volume.failed_extents.shown(s.now),
         marking_trouble: volume.marking_trouble.clone(),
         backing_health: volume.backing.as_ref().map(|backing| backing.disk.health()),
         zeroing: volume.zeroings.oldest(s.now),

@@ -14,8 +14,8 @@ use crate::error::Error;
 use crate::request::uncached;
 use crate::set::CacheSet;
 use crate::volume::detach::say_none;
-use crate::volume::{Course, VolumeId, attachment, record};
-use crate::writeback::urgent::Cancel;
+use crate::volume::{Lifecycle, VolumeId, attachment, record};
+use crate::writeback::urgent::CancelToken;
 use bcached_format::{BackingState, BackingSuperblock, Inode};
 
 impl CacheSet {
@@ -24,15 +24,15 @@ impl CacheSet {
     ///
     /// # Errors
     /// After an error, also if cancelled, the volume is served without the cache as before.
-    pub async fn attach(&self, id: VolumeId, cancel: &Cancel) -> Result<(), Error> {
+    pub async fn attach(&self, id: VolumeId, cancel: &CancelToken) -> Result<(), Error> {
         self.check_alive()?;
         let superblock = self.with(|s| {
-            s.begin_course(id, Course::Attaching)?;
+            s.begin_lifecycle_change(id, Lifecycle::Attaching)?;
             let backing = s.volumes.get(id).and_then(|volume| volume.backing.as_ref());
             Ok::<_, Error>(backing.ok_or(Error::NoVolume)?.superblock.clone())
         })?;
         let attached = self.take_in(id, &superblock, cancel).await;
-        self.with(|s| s.end_course(id));
+        self.with(|s| s.end_lifecycle_change(id));
         self.signals().ranges.notify_all();
         // The write-back task starts counting what it needs.
         self.signals().writeback_work.notify_all();
@@ -43,7 +43,7 @@ impl CacheSet {
         &self,
         id: VolumeId,
         superblock: &BackingSuperblock,
-        cancel: &Cancel,
+        cancel: &CancelToken,
     ) -> Result<(), Error> {
         let (known, set_uuid) = self.with(|s| (s.uuids.find(superblock.uuid()), s.superblock.set_uuid()));
         let inode = self.take_slot(superblock, known, true, cancel).await?;
@@ -68,7 +68,7 @@ impl CacheSet {
             return entered;
         }
         // The superblock says that the volume is attached, and cannot be written.
-        self.earlier_have_ended(id, &Cancel::default()).await
+        self.earlier_have_ended(id, &CancelToken::default()).await
     }
 
     /// Makes new requests use the inode.

@@ -21,8 +21,8 @@ use crate::request::{Target, uncached};
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::uuids;
-use crate::volume::{Course, VolumeId, record};
-use crate::writeback::urgent::{self, Cancel};
+use crate::volume::{Lifecycle, VolumeId, record};
+use crate::writeback::urgent::{self, CancelToken};
 use bcached_format::{BackingState, BackingSuperblock, Inode, Uuid};
 
 impl CacheSet {
@@ -33,22 +33,22 @@ impl CacheSet {
     /// # Errors
     /// The backing device refuses data, the work is cancelled, the set is being stopped or fails,
     /// or the volume is not attached. Then the volume is attached as before, and nothing is lost.
-    pub async fn detach(&self, id: VolumeId, cancel: &Cancel) -> Result<(), Error> {
-        let target = self.with(|s| s.begin_course(id, Course::Waiting))?;
+    pub async fn detach(&self, id: VolumeId, cancel: &CancelToken) -> Result<(), Error> {
+        let target = self.with(|s| s.begin_lifecycle_change(id, Lifecycle::Waiting))?;
         let detached = match target.inode {
             Some(inode) => self.take_out(&target, inode, cancel).await,
             None => Err(Error::NotAttached),
         };
-        self.with(|s| s.end_course(id));
+        self.with(|s| s.end_lifecycle_change(id));
         self.signals().ranges.notify_all();
         self.signals().writeback_work.notify_all();
         detached
     }
 
-    async fn take_out(&self, target: &Target, inode: Inode, cancel: &Cancel) -> Result<(), Error> {
+    async fn take_out(&self, target: &Target, inode: Inode, cancel: &CancelToken) -> Result<(), Error> {
         // The longest part, if the set was opened just now; requests use the cache meanwhile.
         urgent::walked(self, cancel).await?;
-        self.with(|s| s.volumes.get_mut(target.id).map(|volume| volume.course = Course::Detaching));
+        self.with(|s| s.volumes.get_mut(target.id).map(|volume| volume.lifecycle = Lifecycle::Detaching));
         self.leave_clean(target, inode, cancel).await?;
         self.is_not_ours(target.id, inode).await
     }
@@ -76,7 +76,7 @@ impl CacheSet {
 
     /// Writes back until nothing is dirty, and then leaves the cache. Holds the volume's write-back
     /// lock meanwhile.
-    async fn leave_clean(&self, target: &Target, inode: Inode, cancel: &Cancel) -> Result<(), Error> {
+    async fn leave_clean(&self, target: &Target, inode: Inode, cancel: &CancelToken) -> Result<(), Error> {
         urgent::write_back(self, target, cancel, async || {
             if self.with(|s| !s.is_clean(inode)) {
                 return Ok(false);
@@ -99,30 +99,34 @@ impl State {
     /// Begins a change of a volume. Refused if another change is under way or the volume is already
     /// in the state that the change leads to, or if the volume is flash-only and the change would
     /// detach or attach it. The set does not stop before the change has ended.
-    pub(super) fn begin_course(&mut self, id: VolumeId, course: Course) -> Result<Target, Error> {
+    pub(super) fn begin_lifecycle_change(
+        &mut self,
+        id: VolumeId,
+        lifecycle: Lifecycle,
+    ) -> Result<Target, Error> {
         if self.stopping {
             return Err(Error::Stopping);
         }
         let volume = self.volumes.get_mut(id).ok_or(Error::NoVolume)?;
-        match (course, volume.inode) {
-            (Course::Waiting | Course::Attaching, _) if volume.backing.is_none() => {
+        match (lifecycle, volume.inode) {
+            (Lifecycle::Waiting | Lifecycle::Attaching, _) if volume.backing.is_none() => {
                 return Err(Error::FlashOnly);
             }
-            _ if volume.course != Course::Steady => return Err(Error::OnItsWay),
-            (Course::Waiting, None) => return Err(Error::NotAttached),
-            (Course::Attaching, Some(_)) => return Err(Error::Attached),
+            _ if volume.lifecycle != Lifecycle::Steady => return Err(Error::VolumeBusy),
+            (Lifecycle::Waiting, None) => return Err(Error::NotAttached),
+            (Lifecycle::Attaching, Some(_)) => return Err(Error::Attached),
             _ => {}
         }
-        volume.course = course;
+        volume.lifecycle = lifecycle;
         self.background += 1;
         Ok(Target::of(id, volume, self.geometry.block_sectors))
     }
 
     /// Ends a change of a volume, successful or not.
-    pub(super) fn end_course(&mut self, id: VolumeId) {
+    pub(super) fn end_lifecycle_change(&mut self, id: VolumeId) {
         self.background -= 1;
         if let Some(volume) = self.volumes.get_mut(id) {
-            volume.course = Course::Steady;
+            volume.lifecycle = Lifecycle::Steady;
         }
     }
 }

@@ -6,11 +6,11 @@
 
 use crate::error::Error;
 use crate::set::CacheSet;
-use crate::space::Usage;
+use crate::space::BucketUsage;
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
 use crate::uuids;
 use crate::volume::{Volume, VolumeId, VolumeInfo};
-use crate::writeback::urgent::Cancel;
+use crate::writeback::urgent::CancelToken;
 use alloc::vec::Vec;
 use bcached_format::{CacheMode, Inode, Label, Uuid, UuidSlot};
 
@@ -36,7 +36,7 @@ impl CacheSet {
         let uuid = Uuid::from_random([self.env().random(), self.env().random()]);
         let seconds = self.env().wall_seconds();
         self.with(|s| s.check_flash_size(sectors))?;
-        let cancel = Cancel::default();
+        let cancel = CancelToken::default();
         let inode = self.with_slot(
             &cancel,
             |s| s.uuids.vacant(),
@@ -187,7 +187,7 @@ impl State {
         let open = self.open.count().max(self.volumes.iter().count() + 3);
         let batch = usize::try_from(geometry.buckets / 64).unwrap_or(usize::MAX).clamp(8, 1024);
         let kept = (BTREE_RESERVE + MOVING_RESERVE + open + batch) as u64 + self.reserve_wanted;
-        let taken = self.buckets.count_of(Usage::Meta) + self.buckets.count_of(Usage::Unknown);
+        let taken = self.buckets.count_of(BucketUsage::Meta) + self.buckets.count_of(BucketUsage::Unknown);
         let buckets = self.buckets.count().saturating_sub(taken).saturating_sub(kept);
         let (bucket, block) = (u128::from(self.open.data_sectors()), u128::from(geometry.block_sectors));
         let node_bytes = u128::from(geometry.node_sectors()) * 512;

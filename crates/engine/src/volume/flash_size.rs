@@ -17,16 +17,16 @@ use crate::request::Target;
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::uuids;
-use crate::volume::forget::Lost;
-use crate::volume::{Course, VolumeId};
-use crate::writeback::urgent::{self, Cancel};
+use crate::volume::forget::LostRange;
+use crate::volume::{Lifecycle, VolumeId};
+use crate::writeback::urgent::{self, CancelToken};
 use alloc::vec::Vec;
 use bcached_format::{Inode, Position};
 
 /// A flash-only volume that is about to shrink: no request begins behind its new end until that is
 /// done or cancelled.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shrinking {
+pub struct PendingShrink {
     id: VolumeId,
     inode: Inode,
     /// Its previous size, in sectors.
@@ -42,7 +42,7 @@ impl CacheSet {
         &self,
         target: &Target,
         sectors: u64,
-        cancel: &Cancel,
+        cancel: &CancelToken,
     ) -> Result<(), Error> {
         let inode = target.inode.ok_or(Error::NoVolume)?;
         // The room available depends on how much is dirty, and where.
@@ -79,9 +79,9 @@ impl CacheSet {
         &self,
         id: VolumeId,
         sectors: u64,
-        cancel: &Cancel,
-    ) -> Result<Shrinking, Error> {
-        let target = self.with(|s| s.begin_course(id, Course::Shrinking))?;
+        cancel: &CancelToken,
+    ) -> Result<PendingShrink, Error> {
+        let target = self.with(|s| s.begin_lifecycle_change(id, Lifecycle::Shrinking))?;
         let begun = self.hold_back_the_end(&target, sectors, cancel).await;
         // Stopping the set does not wait for this change to end: nothing is dropped until the
         // caller continues.
@@ -99,8 +99,8 @@ impl CacheSet {
         &self,
         target: &Target,
         sectors: u64,
-        cancel: &Cancel,
-    ) -> Result<Shrinking, Error> {
+        cancel: &CancelToken,
+    ) -> Result<PendingShrink, Error> {
         let (former, block_sectors) = (target.sectors, target.block_sectors);
         if target.backing.is_some() {
             return Err(Error::HasBacking);
@@ -117,7 +117,7 @@ impl CacheSet {
         self.earlier_have_ended(target.id, cancel).await?;
         let dirty_sectors = self.count_dirty_from(target, sectors).await?;
         let inode = target.inode.ok_or(Error::NoVolume)?;
-        Ok(Shrinking { id: target.id, inode, former, sectors, dirty_sectors })
+        Ok(PendingShrink { id: target.id, inode, former, sectors, dirty_sectors })
     }
 
     /// Lists what would be lost, in order, from sector `at` of the volume on: some of it, and where
@@ -125,7 +125,11 @@ impl CacheSet {
     ///
     /// # Errors
     /// The index cannot be read, or the set is being stopped.
-    pub async fn lost_behind(&self, of: &Shrinking, at: u64) -> Result<(Vec<Lost>, Option<u64>), Error> {
+    pub async fn lost_behind(
+        &self,
+        of: &PendingShrink,
+        at: u64,
+    ) -> Result<(Vec<LostRange>, Option<u64>), Error> {
         self.with(State::begin_work)?;
         let found = self.find_lost(of.inode, at.max(of.sectors), of.former).await;
         self.end_work();
@@ -139,7 +143,7 @@ impl CacheSet {
     /// The set is being stopped, has been opened anew, or fails. Then the volume is as large as
     /// before with all of its data, unless the table could be written: then it has its new size,
     /// and another call to shrink to that size drops the rest.
-    pub async fn shrink_flash_only(&self, of: Shrinking) -> Result<(), Error> {
+    pub async fn shrink_flash_only(&self, of: PendingShrink) -> Result<(), Error> {
         let shrunk = match self.with(|s| s.goes_on_shrinking(&of)) {
             Ok(target) => {
                 let shrunk = self.say_smaller_and_empty(&target, &of).await;
@@ -157,7 +161,7 @@ impl CacheSet {
 
     /// Cancels a shrink: the volume gets back its previous size.
     #[allow(clippy::needless_pass_by_value, reason = "nothing is done with it after this")]
-    pub fn keep_size(&self, of: Shrinking) {
+    pub fn keep_size(&self, of: PendingShrink) {
         self.with(|s| {
             if s.is_shrinking(&of) {
                 s.end_shrinking(of.id, of.former);
@@ -165,7 +169,7 @@ impl CacheSet {
         });
     }
 
-    async fn say_smaller_and_empty(&self, target: &Target, of: &Shrinking) -> Result<(), Error> {
+    async fn say_smaller_and_empty(&self, target: &Target, of: &PendingShrink) -> Result<(), Error> {
         let said = self.with(|s| {
             // The volume occupies that room until all of it is dropped.
             s.dirty_behind_ends.insert(of.inode, of.dirty_sectors);
@@ -183,7 +187,7 @@ impl CacheSet {
             return Err(error);
         }
         // Only now, with the new size durable in the table: invariant D48.
-        let emptied = self.make_void_from(target, of.sectors, &Cancel::default()).await;
+        let emptied = self.make_void_from(target, of.sectors, &CancelToken::default()).await;
         self.with(|s| {
             if emptied.is_ok() {
                 s.dirty_behind_ends.remove(&of.inode);
@@ -277,16 +281,16 @@ impl State {
         sectors.saturating_add(behind).max(self.dirty.of(inode))
     }
 
-    fn is_shrinking(&self, of: &Shrinking) -> bool {
-        let volume = self.volumes.get(of.id).filter(|volume| volume.course == Course::Shrinking);
+    fn is_shrinking(&self, of: &PendingShrink) -> bool {
+        let volume = self.volumes.get(of.id).filter(|volume| volume.lifecycle == Lifecycle::Shrinking);
         volume.is_some_and(|volume| (volume.inode, volume.sectors) == (Some(of.inode), of.sectors))
     }
 
     /// Checks that the volume is still being shrunk as begun. From here on the set does not stop
     /// before the shrink has ended.
-    fn goes_on_shrinking(&mut self, of: &Shrinking) -> Result<Target, Error> {
+    fn goes_on_shrinking(&mut self, of: &PendingShrink) -> Result<Target, Error> {
         if !self.is_shrinking(of) {
-            return Err(Error::OpenedAnew);
+            return Err(Error::Reopened);
         }
         self.begin_work()?;
         let volume = self.volumes.get(of.id).ok_or(Error::NoVolume)?;
@@ -296,7 +300,7 @@ impl State {
     /// Ends a shrink with `sectors` as the size of the volume.
     fn end_shrinking(&mut self, id: VolumeId, sectors: u64) {
         if let Some(volume) = self.volumes.get_mut(id) {
-            (volume.sectors, volume.course) = (sectors, Course::Steady);
+            (volume.sectors, volume.lifecycle) = (sectors, Lifecycle::Steady);
         }
     }
 

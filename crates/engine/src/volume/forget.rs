@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::gc::orphans;
 use crate::journal::writer;
 use crate::set::CacheSet;
-use crate::space::Class;
+use crate::space::DataClass;
 use crate::state::State;
 use crate::uuids;
 use alloc::vec::Vec;
@@ -30,7 +30,7 @@ const LOST_MAX: usize = 4096;
 
 /// A volume that is about to be forgotten: it cannot be served until that is done or cancelled.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Forgetting {
+pub struct PendingForget {
     inode: Inode,
     /// Its UUID.
     pub uuid: Uuid,
@@ -45,7 +45,7 @@ pub struct Forgetting {
 /// Dirty data that would be lost. Key space: sectors of the backing device, or of a flash-only
 /// volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lost {
+pub struct LostRange {
     /// First sector.
     pub start: u64,
     /// One past the last sector.
@@ -59,7 +59,7 @@ impl CacheSet {
     /// # Errors
     /// The set does not know the volume, serves it or already forgets it, or the set is being
     /// stopped or has failed.
-    pub fn begin_forgetting(&self, uuid: Uuid) -> Result<Forgetting, Error> {
+    pub fn begin_forgetting(&self, uuid: Uuid) -> Result<PendingForget, Error> {
         self.check_alive()?;
         self.with(|s| {
             if s.stopping {
@@ -80,7 +80,7 @@ impl CacheSet {
             }
             let slot = s.uuids.slot(inode).ok_or(Error::NoVolume)?;
             let (label, flash_only) = (slot.label, slot.is_flash_only());
-            Ok(Forgetting { inode, uuid, label, flash_only, dirty_sectors: s.dirty.of(inode) })
+            Ok(PendingForget { inode, uuid, label, flash_only, dirty_sectors: s.dirty.of(inode) })
         })
     }
 
@@ -89,7 +89,7 @@ impl CacheSet {
     ///
     /// # Errors
     /// The index cannot be read, or the set is being stopped.
-    pub async fn lost(&self, of: &Forgetting, at: u64) -> Result<(Vec<Lost>, Option<u64>), Error> {
+    pub async fn lost(&self, of: &PendingForget, at: u64) -> Result<(Vec<LostRange>, Option<u64>), Error> {
         self.with(State::begin_work)?;
         let found = self.find_lost(of.inode, at, Position::MAX.offset).await;
         self.end_work();
@@ -102,20 +102,20 @@ impl CacheSet {
         inode: Inode,
         mut at: u64,
         end: u64,
-    ) -> Result<(Vec<Lost>, Option<u64>), Error> {
-        let mut all: Vec<Lost> = Vec::new();
+    ) -> Result<(Vec<LostRange>, Option<u64>), Error> {
+        let mut all: Vec<LostRange> = Vec::new();
         while at < end && all.len() < LOST_MAX {
             if self.with(|s| s.stopping) {
                 return Err(Error::Stopping);
             }
             // A retried piece is collected from scratch.
-            let mut piece: Vec<Lost> = Vec::new();
+            let mut piece: Vec<LostRange> = Vec::new();
             let upto = self
                 .attempt_reading(|s| {
                     piece.clear();
                     s.keys_in_leaf(inode, at, end, &mut |buckets, key| {
                         if key.dirty && !buckets.is_dead(key) {
-                            piece.push(Lost { start: key.start().max(at), end: key.end.min(end) });
+                            piece.push(LostRange { start: key.start().max(at), end: key.end.min(end) });
                         }
                     })
                 })
@@ -137,7 +137,7 @@ impl CacheSet {
     /// # Errors
     /// The set is being stopped, or its index cannot be read or written: then the volume is known
     /// as before, perhaps with less dirty data.
-    pub async fn forget(&self, forgetting: Forgetting) -> Result<(), Error> {
+    pub async fn forget(&self, forgetting: PendingForget) -> Result<(), Error> {
         let forgotten = match self.with(State::begin_work) {
             Ok(()) => {
                 let forgotten = self.make_void_and_forget(&forgetting).await;
@@ -152,15 +152,15 @@ impl CacheSet {
 
     /// Cancels forgetting a volume.
     #[allow(clippy::needless_pass_by_value, reason = "nothing is done with it after this")]
-    pub fn keep(&self, forgetting: Forgetting) {
+    pub fn keep(&self, forgetting: PendingForget) {
         self.with(|s| s.forgetting.remove(&forgetting.inode));
     }
 
-    async fn make_void_and_forget(&self, forgetting: &Forgetting) -> Result<(), Error> {
+    async fn make_void_and_forget(&self, forgetting: &PendingForget) -> Result<(), Error> {
         let inode = forgetting.inode;
         self.with(|s| {
             let State { open, buckets, .. } = s;
-            open.close(Class::Dirty(inode), buckets);
+            open.close(DataClass::Dirty(inode), buckets);
         });
         self.signals().summary_work.notify_all();
         orphans::make_void(self, inode, |_| false, |buckets, key| !buckets.is_dead(key)).await?;

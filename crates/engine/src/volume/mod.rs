@@ -33,21 +33,21 @@ use crate::error::Error;
 use crate::latency::Latencies;
 use crate::options::VolumeOptions;
 use crate::policy::Streams;
-use crate::request::ranges::Ranges;
-use crate::sorted_map::Sorted;
+use crate::request::ranges::RangeTable;
+use crate::sorted_map::SortedMap;
 use crate::stats::VolumeStats;
-use crate::writeback::contention::Company;
+use crate::writeback::contention::ClientActivity;
 use crate::writeback::dirty_age::DirtyAge;
-use crate::writeback::failed_extents::{Places, Unwritable};
+use crate::writeback::failed_extents::{FailedExtents, UnwritableData};
 use crate::writeback::pace::Pace;
 use crate::writeback::rate::RateInfo;
-use crate::writeback::stall_reason::WritebackTrouble;
-use crate::writeback::stripes::Cursor;
+use crate::writeback::stall_reason::WritebackError;
+use crate::writeback::stripes::StripeCursor;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use bcached_env::{Disk, DiskHealth, Time, sync::Semaphore};
 use bcached_format::{BackingState, BackingSuperblock, CacheMode, Inode, Label, Uuid};
-use epoch::Epoch;
+use epoch::BackingFlushes;
 use zeroings::{ZeroingInfo, Zeroings};
 
 /// Identifies a volume within a running set.
@@ -68,7 +68,7 @@ pub struct Backing {
     /// them.
     pub attempted: Vec<BackingSuperblock>,
     /// Tracks which writes to the device are durable.
-    pub epoch: Epoch,
+    pub flushes: BackingFlushes,
     /// Serialises changes of the superblock.
     pub record_lock: Semaphore,
 }
@@ -102,7 +102,7 @@ pub struct Volume {
     /// Latencies of its requests.
     pub latencies: Latencies,
     /// Requests in flight, by range.
-    pub ranges: Ranges,
+    pub ranges: RangeTable,
     /// Zeroing requests in flight.
     pub zeroings: Zeroings,
     /// Newest journal entry that made a hole: a bypassed write waits for it.
@@ -110,13 +110,13 @@ pub struct Volume {
     /// Where the next pass of write-back begins. Key space.
     pub writeback_from: u64,
     /// Where write-back is among full stripes, those that are dirty throughout.
-    pub stripes: Cursor,
+    pub stripes: StripeCursor,
     /// Why dirty data cannot be written back, if the reason is not specific to an extent.
-    pub writeback_trouble: Option<WritebackTrouble>,
+    pub writeback_trouble: Option<WritebackError>,
     /// The extents that write-back failed to write.
-    pub places: Places,
+    pub failed_extents: FailedExtents,
     /// How clients use the backing device.
-    pub company: Company,
+    pub client_activity: ClientActivity,
     /// Write-back has met errors, and has made no progress or has only failed extents left.
     pub stands_still: bool,
     /// Why the backing device cannot be marked clean, if so.
@@ -138,7 +138,7 @@ pub struct Volume {
     /// How often its inode or its size has changed.
     pub attachment: u64,
     /// Whether it is being attached, detached, resized or removed.
-    pub course: Course,
+    pub lifecycle: Lifecycle,
     /// Number of flows that are about to make this volume independent of the cache: no dirty key
     /// may be created meanwhile.
     pub leaving: u64,
@@ -160,7 +160,7 @@ pub struct Volume {
 /// Whether a volume is being attached to the cache, detached from it, resized or removed. Meanwhile
 /// nothing new enters the cache, unless the volume is waiting, shrinking, or flash-only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Course {
+pub enum Lifecycle {
     /// No change is under way.
     Steady,
     /// It is to be detached when the tree has been walked: before that, the amount of its dirty
@@ -179,7 +179,7 @@ pub enum Course {
     Leaving,
 }
 
-impl Course {
+impl Lifecycle {
     /// Returns true if nothing new enters the cache meanwhile, for a volume with a backing device.
     #[must_use]
     pub const fn keeps_out(self) -> bool {
@@ -205,14 +205,14 @@ impl Volume {
             streams: Streams::default(),
             stats: VolumeStats::default(),
             latencies: Latencies::default(),
-            ranges: Ranges::default(),
+            ranges: RangeTable::default(),
             zeroings: Zeroings::default(),
             last_hole: 0,
             writeback_from: 0,
-            stripes: Cursor::default(),
+            stripes: StripeCursor::default(),
             writeback_trouble: None,
-            places: Places::default(),
-            company: Company::default(),
+            failed_extents: FailedExtents::default(),
+            client_activity: ClientActivity::default(),
             stands_still: false,
             marking_trouble: None,
             hands: 0,
@@ -222,7 +222,7 @@ impl Volume {
             earlier_changes: 0,
             earlier_requests: 0,
             attachment: 0,
-            course: Course::Steady,
+            lifecycle: Lifecycle::Steady,
             leaving: 0,
             pace: Pace::default(),
             writeback_lock: Semaphore::new(1),
@@ -259,7 +259,7 @@ impl Volume {
     /// cache.
     #[must_use]
     pub fn is_bypassed(&self) -> bool {
-        self.backing.is_some() && self.course.keeps_out()
+        self.backing.is_some() && self.lifecycle.keeps_out()
     }
 
     /// Returns true if its dirty data is being written back to its backing device, sooner or later.
@@ -271,13 +271,13 @@ impl Volume {
     /// Upper bound for the age of its dirty data; `None`: nothing is dirty.
     #[must_use]
     pub fn oldest_dirty(&self, now: Time) -> Option<DirtyAge> {
-        self.pace.age.oldest(now).max(self.places.oldest(now))
+        self.pace.age.oldest(now).max(self.failed_extents.oldest(now))
     }
 
     /// Records that nothing is dirty any more, and nothing is about to become dirty.
     pub fn is_rid_of_dirty(&mut self) {
         self.pace.age.cleaned();
-        self.places.clear();
+        self.failed_extents.clear();
         (self.writeback_trouble, self.stands_still) = (None, false);
     }
 
@@ -291,7 +291,7 @@ impl Volume {
 /// The volumes of a set.
 #[derive(Default)]
 pub struct Volumes {
-    table: Sorted<VolumeId, Box<Volume>>,
+    table: SortedMap<VolumeId, Box<Volume>>,
     next: u32,
 }
 
@@ -362,7 +362,7 @@ pub struct VolumeInfo {
     /// It is served through the cache.
     pub attached: bool,
     /// Whether it is being attached, detached, resized or removed.
-    pub course: Course,
+    pub lifecycle: Lifecycle,
     /// Cache mode.
     pub mode: CacheMode,
     /// The tunables.
@@ -390,9 +390,9 @@ pub struct VolumeInfo {
     /// Counters since it was added.
     pub stats: VolumeStats,
     /// Why dirty data is stuck in the cache, if some is.
-    pub writeback_trouble: Option<WritebackTrouble>,
+    pub writeback_trouble: Option<WritebackError>,
     /// Dirty data that could not be written back at the last try.
-    pub unwritable: Unwritable,
+    pub unwritable: UnwritableData,
     /// Why the backing device cannot be marked clean although nothing is dirty.
     pub marking_trouble: Option<Box<Error>>,
     /// Health of the backing device; `None` without one.

@@ -6,17 +6,17 @@
 //! then flushed. The exception is the list of journal buckets, which is written once:
 //! [`write_new_superblock`].
 
-use crate::error::{Doing, Error};
+use crate::error::{Error, ErrorContext};
 use crate::phases::Phase;
 use crate::request::flush;
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::VolumeId;
 use crate::volume::attachment;
-use crate::volume::epoch::Epoch;
+use crate::volume::epoch::BackingFlushes;
 use bcached_env::{Buffer, Disk};
 use bcached_format::{
-    BackingState, BackingSuperblock, DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR,
+    BackingState, BackingSuperblock, DeviceGeometry, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR,
     Superblock,
 };
 
@@ -27,11 +27,13 @@ use bcached_format::{
 pub async fn read_superblock(disk: &Disk) -> Result<Superblock, Error> {
     let info = disk.info();
     let (result, buffer) = disk.read(SUPERBLOCK_SECTOR, Buffer::zeroed(SUPERBLOCK_BYTES)).await;
-    result.map_err(Error::io(Doing::Superblock))?;
-    let facts =
-        DeviceFacts { sectors: info.sectors, logical_block_sectors: u64::from(info.logical_block_sectors) };
+    result.map_err(Error::io(ErrorContext::Superblock))?;
+    let facts = DeviceGeometry {
+        sectors: info.sectors,
+        logical_block_sectors: u64::from(info.logical_block_sectors),
+    };
     let raw = RawSuperblock::from_bytes(buffer.as_slice()).and_then(|raw| raw.check(facts));
-    raw.map_err(|source| Error::Format { doing: Doing::Superblock, source: source.into() })
+    raw.map_err(|source| Error::Format { doing: ErrorContext::Superblock, source: source.into() })
 }
 
 /// The number of bytes that [`place_superblock`] writes.
@@ -43,14 +45,14 @@ pub fn placed_bytes(disk: &Disk) -> usize {
 /// Writes a superblock in place: one logical block. It is not durable yet.
 pub async fn place_superblock(disk: &Disk, bytes: &[u8; SUPERBLOCK_BYTES]) -> Result<(), Error> {
     let payload = Buffer::copied_from(&bytes[..placed_bytes(disk)]).freeze();
-    disk.write(SUPERBLOCK_SECTOR, payload).await.map_err(Error::io(Doing::Superblock))
+    disk.write(SUPERBLOCK_SECTOR, payload).await.map_err(Error::io(ErrorContext::Superblock))
 }
 
 /// Writes a superblock durably, on a device without concurrent flushes: the cache at its first
 /// start, or a backing device that is not served yet.
 pub async fn write_superblock(disk: &Disk, bytes: &[u8; SUPERBLOCK_BYTES]) -> Result<(), Error> {
     place_superblock(disk, bytes).await?;
-    disk.flush().await.map_err(Error::io(Doing::Superblock))
+    disk.flush().await.map_err(Error::io(ErrorContext::Superblock))
 }
 
 /// Writes the superblock of a volume's backing device, durably. Its flush counts like any other: if
@@ -62,10 +64,10 @@ async fn write_while_served(
     bytes: &[u8; SUPERBLOCK_BYTES],
 ) -> Result<(), Error> {
     let target = set.target(volume).ok_or(Error::NoVolume)?;
-    let begun = flush::epoch(set, volume, Epoch::write_begins).ok_or(Error::NoVolume)?;
+    let begun = flush::flushes(set, volume, BackingFlushes::write_begins).ok_or(Error::NoVolume)?;
     set.with(|s| s.disk_wakes(volume));
     let placed = place_superblock(disk, bytes).await;
-    let stamp = flush::epoch(set, volume, |epoch| epoch.write_ends(begun));
+    let stamp = flush::flushes(set, volume, |flushes| flushes.write_ends(begun));
     placed?;
     flush::prove(set, &target, stamp.ok_or(Error::NoVolume)?).await
 }
@@ -78,8 +80,8 @@ pub async fn write_new_superblock(disk: &Disk, bytes: &[u8; SUPERBLOCK_BYTES]) -
     let first = usize::try_from(block * 512).expect("a block is small");
     if let Some(rest) = bytes.get(first..).filter(|rest| !rest.is_empty()) {
         let written = disk.write(SUPERBLOCK_SECTOR + block, Buffer::copied_from(rest).freeze()).await;
-        written.map_err(Error::io(Doing::Superblock))?;
-        disk.flush().await.map_err(Error::io(Doing::Superblock))?;
+        written.map_err(Error::io(ErrorContext::Superblock))?;
+        disk.flush().await.map_err(Error::io(ErrorContext::Superblock))?;
     }
     write_superblock(disk, bytes).await
 }

@@ -9,15 +9,15 @@
 use crate::error::Error;
 use crate::journal::writer;
 use crate::request::{Target, flush, parked};
-use crate::set::{CacheSet, Duty};
+use crate::set::{CacheSet, TaskKind};
 use crate::state::State;
-use crate::volume::{Course, VolumeId};
+use crate::volume::{Lifecycle, VolumeId};
 use crate::writeback::task;
 use bcached_env::{Disk, DiskId};
 
 /// The result of removing a volume.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Removed {
+pub struct RemovedVolume {
     /// Its backing device, if it had one. The set does not use it any more.
     pub disk: Option<DiskId>,
     /// The error because of which an acknowledged write, not flushed by its client, may not be
@@ -33,8 +33,8 @@ impl CacheSet {
     /// # Errors
     /// There is no such volume, another change of it is under way, or the set is being stopped.
     /// Then nothing has changed.
-    pub async fn remove_volume(&self, id: VolumeId) -> Result<Removed, Error> {
-        let target = self.with(|s| s.begin_course(id, Course::Leaving))?;
+    pub async fn remove_volume(&self, id: VolumeId) -> Result<RemovedVolume, Error> {
+        let target = self.with(|s| s.begin_lifecycle_change(id, Lifecycle::Leaving))?;
         self.quiet(id).await;
         let lost = self.flush_before_leaving(&target).await.err();
         // Parked data that the flush has made durable enters the tree.
@@ -48,7 +48,7 @@ impl CacheSet {
             s.background -= 1;
         });
         self.signals().ranges.notify_all();
-        Ok(Removed { disk: target.backing.as_ref().map(Disk::id), lost })
+        Ok(RemovedVolume { disk: target.backing.as_ref().map(Disk::id), lost })
     }
 
     /// Flushes like a client's flush, and like the last flush of a stop: reports a failure that no
@@ -84,7 +84,7 @@ impl CacheSet {
         worker: impl FnOnce(Self, VolumeId) -> F + 'static,
     ) {
         self.with(|s| s.lend_hand(id));
-        self.spawn(Duty::Changing, move |set| async move {
+        self.spawn(TaskKind::Changing, move |set| async move {
             worker(set.clone(), id).await;
             set.with(|s| s.take_hand_back(id));
             set.signals().ranges.notify_all();
@@ -94,7 +94,9 @@ impl CacheSet {
     /// Returns true when the workers of a volume must end.
     pub(crate) fn is_over(&self, id: VolumeId) -> bool {
         let is_leaving = |s: &mut State| {
-            s.volumes.get(id).is_none_or(|volume| volume.course == Course::Leaving && volume.requests == 0)
+            s.volumes
+                .get(id)
+                .is_none_or(|volume| volume.lifecycle == Lifecycle::Leaving && volume.requests == 0)
         };
         self.is_ending() || self.with(is_leaving)
     }
@@ -126,7 +128,7 @@ impl State {
         if self.stopping {
             return Err(Error::Stopping);
         }
-        let volume = self.volumes.get(id).filter(|volume| volume.course != Course::Leaving);
+        let volume = self.volumes.get(id).filter(|volume| volume.lifecycle != Lifecycle::Leaving);
         let target = Target::of(id, volume.ok_or(Error::NoVolume)?, self.geometry.block_sectors);
         self.begin_background(id);
         Ok(target)

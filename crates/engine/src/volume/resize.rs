@@ -28,12 +28,12 @@
 use crate::error::Error;
 use crate::journal::writer;
 use crate::request::uncached::in_turn;
-use crate::request::write::{self, Survey};
-use crate::request::{Range, Target, holes};
+use crate::request::write::{self, RangeState};
+use crate::request::{SectorRange, Target, holes};
 use crate::set::CacheSet;
 use crate::state::State;
-use crate::volume::{Course, Volume, VolumeId};
-use crate::writeback::urgent::{self, Cancel};
+use crate::volume::{Lifecycle, Volume, VolumeId};
+use crate::writeback::urgent::{self, CancelToken};
 use alloc::vec::Vec;
 use bcached_env::Disk;
 use bcached_format::{Inode, Position};
@@ -65,7 +65,7 @@ impl CacheSet {
         let given_up = match self.is_cut_short(id).await {
             Ok(true) => {
                 let end = target.cacheable_end;
-                self.make_void_from(&target, end, &Cancel::default()).await.map(|()| true)
+                self.make_void_from(&target, end, &CancelToken::default()).await.map(|()| true)
             }
             other => other,
         };
@@ -80,18 +80,18 @@ impl CacheSet {
     /// The device is smaller than that, or the volume is already larger; the cache has no room for
     /// it; another change of the volume is under way; the set fails or is being stopped; or the
     /// work is cancelled. Then the volume is as large as before.
-    pub async fn grow(&self, id: VolumeId, sectors: u64, cancel: &Cancel) -> Result<(), Error> {
-        let target = self.with(|s| s.begin_course(id, Course::Growing))?;
+    pub async fn grow(&self, id: VolumeId, sectors: u64, cancel: &CancelToken) -> Result<(), Error> {
+        let target = self.with(|s| s.begin_lifecycle_change(id, Lifecycle::Growing))?;
         let grown = match target.backing {
             Some(_) => self.take_up_more(&target, sectors, cancel).await,
             None => self.grow_flash_only(&target, sectors, cancel).await,
         };
-        self.with(|s| s.end_course(id));
+        self.with(|s| s.end_lifecycle_change(id));
         self.signals().ranges.notify_all();
         grown
     }
 
-    async fn take_up_more(&self, target: &Target, sectors: u64, cancel: &Cancel) -> Result<(), Error> {
+    async fn take_up_more(&self, target: &Target, sectors: u64, cancel: &CancelToken) -> Result<(), Error> {
         let found = target.backing.as_ref().map(Disk::info).ok_or(Error::FlashOnly)?.sectors;
         let sectors_max = found.saturating_sub(target.data_offset);
         if sectors < target.sectors || sectors > sectors_max {
@@ -123,16 +123,21 @@ impl CacheSet {
     /// [`CacheSet::begin_shrinking`]); the backing device refuses dirty data; the work is
     /// cancelled; another change of the volume is under way; or the set fails or is being stopped.
     /// Then the volume is as large as before.
-    pub async fn shrink(&self, id: VolumeId, sectors: u64, cancel: &Cancel) -> Result<(), Error> {
-        let target = self.with(|s| s.begin_course(id, Course::Shrinking))?;
+    pub async fn shrink(&self, id: VolumeId, sectors: u64, cancel: &CancelToken) -> Result<(), Error> {
+        let target = self.with(|s| s.begin_lifecycle_change(id, Lifecycle::Shrinking))?;
         let shrunk = self.give_up_the_end(&target, sectors, cancel).await;
-        self.with(|s| s.end_course(id));
+        self.with(|s| s.end_lifecycle_change(id));
         self.signals().ranges.notify_all();
         self.signals().writeback_work.notify_all();
         shrunk
     }
 
-    async fn give_up_the_end(&self, target: &Target, sectors: u64, cancel: &Cancel) -> Result<(), Error> {
+    async fn give_up_the_end(
+        &self,
+        target: &Target,
+        sectors: u64,
+        cancel: &CancelToken,
+    ) -> Result<(), Error> {
         let block_sectors = target.block_sectors;
         if target.backing.is_none() {
             return Err(Error::FlashOnly);
@@ -206,7 +211,7 @@ impl CacheSet {
     }
 
     /// Removes everything of the volume from `from` on from the cache. Key space.
-    async fn empty_from(&self, target: &Target, from: u64, cancel: &Cancel) -> Result<(), Error> {
+    async fn empty_from(&self, target: &Target, from: u64, cancel: &CancelToken) -> Result<(), Error> {
         self.earlier_have_ended(target.id, cancel).await?;
         let Some(inode) = target.inode else { return Ok(()) };
         let mut clean_to = from;
@@ -228,7 +233,7 @@ impl CacheSet {
     /// The end of the leaf that holds `at`, or `end` if that comes first; `None` if something is
     /// dirty there.
     async fn clean_leaf(&self, inode: Inode, at: u64, end: u64) -> Result<Option<u64>, Error> {
-        let mut survey = Survey::default();
+        let mut survey = RangeState::default();
         let upto = self.attempt(|s| s.survey_leaf(inode, at, end, &mut survey)).await?;
         Ok((!survey.dirty).then_some(upto))
     }
@@ -239,7 +244,7 @@ impl CacheSet {
         &self,
         target: &Target,
         from: u64,
-        cancel: &Cancel,
+        cancel: &CancelToken,
     ) -> Result<(), Error> {
         let Some(inode) = target.inode else { return Ok(()) };
         let end = Position::MAX.offset;
@@ -250,7 +255,7 @@ impl CacheSet {
             // Where requests have been, data may be about to enter the index.
             let is_used = at < target.cacheable_end;
             let upto = if is_used { upto.min(at + PIECE_SECTORS).min(target.cacheable_end) } else { upto };
-            let claimed = if is_used { alloc::vec![Range { start: at, end: upto }] } else { found };
+            let claimed = if is_used { alloc::vec![SectorRange { start: at, end: upto }] } else { found };
             for range in claimed {
                 in_turn(self, target, range, async |target| self.make_range_void(target, range).await)
                     .await?;
@@ -261,8 +266,8 @@ impl CacheSet {
     }
 
     /// The end of the leaf that holds `at`, and the ranges that it holds from there on.
-    async fn held_in_leaf(&self, inode: Inode, at: u64, end: u64) -> Result<(u64, Vec<Range>), Error> {
-        let mut found: Vec<Range> = Vec::new();
+    async fn held_in_leaf(&self, inode: Inode, at: u64, end: u64) -> Result<(u64, Vec<SectorRange>), Error> {
+        let mut found: Vec<SectorRange> = Vec::new();
         let upto = self
             .attempt(|s| {
                 found.clear();
@@ -273,7 +278,7 @@ impl CacheSet {
                     let start = key.start().max(at);
                     match found.last_mut().filter(|last| start - last.end < GAP_SECTORS) {
                         Some(last) => last.end = key.end,
-                        None => found.push(Range { start, end: key.end }),
+                        None => found.push(SectorRange { start, end: key.end }),
                     }
                 })
             })
@@ -282,7 +287,7 @@ impl CacheSet {
     }
 
     /// Invalidates the data in a range whose turn has been claimed.
-    async fn make_range_void(&self, target: &Target, range: Range) -> Result<(), Error> {
+    async fn make_range_void(&self, target: &Target, range: SectorRange) -> Result<(), Error> {
         let Some(inode) = target.inode else { return Ok(()) };
         if target.backing.is_some() && write::survey(self, target, range).await?.dirty {
             return Err(Error::Inconsistent("dirty data lies behind the end of a volume"));
@@ -291,7 +296,7 @@ impl CacheSet {
         while at < range.end {
             let (upto, found) = self.held_in_leaf(inode, at, range.end).await?;
             for held in found {
-                let held = Range { start: held.start, end: held.end.min(range.end) };
+                let held = SectorRange { start: held.start, end: held.end.min(range.end) };
                 holes::punch(self, target, held).await?;
             }
             at = upto;
@@ -311,7 +316,7 @@ impl CacheSet {
     }
 
     /// Waits until the requests that do not know the new size have ended.
-    pub(super) async fn earlier_have_ended(&self, id: VolumeId, cancel: &Cancel) -> Result<(), Error> {
+    pub(super) async fn earlier_have_ended(&self, id: VolumeId, cancel: &CancelToken) -> Result<(), Error> {
         while self.with(|s| s.volumes.get(id).is_some_and(|volume| volume.earlier_requests > 0)) {
             if cancel.is_asked() {
                 return Err(Error::Cancelled);

@@ -6,7 +6,7 @@
 //! again as after a crash, and adds the devices of the volumes under their former numbers. A volume
 //! whose data is all on its backing device leaves the cache before that, and need not wait.
 
-use crate::error::{Doing, Error};
+use crate::error::{Error, ErrorContext};
 use crate::request::{flush, uncached};
 use crate::set::CacheSet;
 use crate::volume::VolumeId;
@@ -28,7 +28,7 @@ impl Error {
         match self {
             Self::Failed(first) => first.may_pass(),
             Self::Io { doing, source } => {
-                *doing != Doing::CacheFlush && !matches!(source.kind, IoErrorKind::Shrunk { .. })
+                *doing != ErrorContext::CacheFlush && !matches!(source.kind, IoErrorKind::Shrunk { .. })
             }
             _ => false,
         }

@@ -17,9 +17,9 @@ use crate::error::Error;
 use crate::request::parked;
 use crate::set::CacheSet;
 use crate::state::State;
-use crate::volume::epoch::Epoch;
-use crate::volume::remove::Removed;
-use crate::volume::{Backing, Course, Volume, VolumeId, record};
+use crate::volume::epoch::BackingFlushes;
+use crate::volume::remove::RemovedVolume;
+use crate::volume::{Backing, Lifecycle, Volume, VolumeId, record};
 use bcached_env::{Disk, DiskId};
 use bcached_format::{BackingState, BackingSuperblock, Superblock};
 
@@ -31,7 +31,7 @@ impl CacheSet {
     /// # Errors
     /// The device is another one or was changed, or cannot be read; the volume is being attached,
     /// detached, resized or removed; or the set is being stopped. Then nothing has changed.
-    pub async fn take_back(&self, id: VolumeId, disk: DiskId) -> Result<Removed, Error> {
+    pub async fn take_back(&self, id: VolumeId, disk: DiskId) -> Result<RemovedVolume, Error> {
         let disk = self.env().disk(disk);
         let Superblock::Backing(found) = record::read_superblock(&disk).await? else {
             return Err(Error::NotABacking);
@@ -39,7 +39,7 @@ impl CacheSet {
         // Refuse a wrong device before anything has to wait.
         self.with(|s| check_same(s, id, &disk, &found))?;
         // Its tasks end as if the volume left: they would otherwise continue with the old device.
-        self.with(|s| s.begin_course(id, Course::Leaving))?;
+        self.with(|s| s.begin_lifecycle_change(id, Lifecycle::Leaving))?;
         self.quiet(id).await;
         let taken = self.with(|s| {
             // A write of the superblock may have been pending during the first comparison.
@@ -48,7 +48,7 @@ impl CacheSet {
         });
         self.with(|s| {
             if let Some(volume) = s.volumes.get_mut(id) {
-                volume.course = Course::Steady;
+                volume.lifecycle = Lifecycle::Steady;
             }
         });
         self.begin_workers(id);
@@ -59,13 +59,18 @@ impl CacheSet {
 }
 
 /// Replaces the old device by the new one.
-fn exchange(s: &mut State, id: VolumeId, disk: Disk, found: &BackingSuperblock) -> Result<Removed, Error> {
+fn exchange(
+    s: &mut State,
+    id: VolumeId,
+    disk: Disk,
+    found: &BackingSuperblock,
+) -> Result<RemovedVolume, Error> {
     parked::drop_all(s, id);
     let now = s.now;
     let volume = s.volumes.get_mut(id).ok_or(Error::NoVolume)?;
     let backing = volume.backing.as_mut().ok_or(Error::FlashOnly)?;
     // What no flush had proven is lost with the old device, which is not asked: invariant D30.
-    let lost = backing.epoch.may_have_lost().then_some(Error::LostWrites);
+    let lost = backing.flushes.may_have_lost().then_some(Error::LostWrites);
     let former = backing.disk.id();
     let is_volatile = disk.info().volatile_cache;
     // A superblock whose write failed may be the one found, or be in the device's volatile write
@@ -74,17 +79,17 @@ fn exchange(s: &mut State, id: VolumeId, disk: Disk, found: &BackingSuperblock) 
     volume.dirty_marked = backing.superblock.state() == BackingState::Dirty && !in_doubt;
     (volume.writeback_trouble, volume.marking_trouble, volume.stands_still) = (None, None, false);
     // Extents that could not be written to the old device are retried at once.
-    volume.places.retry(now);
+    volume.failed_extents.retry(now);
     volume.pace.retry_at(now);
     *backing = Backing {
         disk,
         superblock: backing.superblock.clone(),
         in_doubt,
         attempted: core::mem::take(&mut backing.attempted),
-        epoch: Epoch::new(is_volatile),
+        flushes: BackingFlushes::new(is_volatile),
         record_lock: backing.record_lock.clone(),
     };
-    Ok(Removed { disk: Some(former), lost })
+    Ok(RemovedVolume { disk: Some(former), lost })
 }
 
 /// Refuses a device that is not the volume's backing device, or that was used elsewhere since.
@@ -92,15 +97,15 @@ fn check_same(s: &mut State, id: VolumeId, disk: &Disk, found: &BackingSuperbloc
     let volume = s.volumes.get(id).ok_or(Error::NoVolume)?;
     let backing = volume.backing.as_ref().ok_or(Error::FlashOnly)?;
     if found.uuid() != volume.uuid {
-        return Err(Error::NotAsItWas("it is a different device"));
+        return Err(Error::DeviceMismatch("it is a different device"));
     }
     if disk.info().sectors < backing.disk.info().sectors {
-        return Err(Error::NotAsItWas("it is shorter than before"));
+        return Err(Error::DeviceMismatch("it is shorter than before"));
     }
     if found.seal() == backing.superblock.seal() || may_be_ours(s, volume, found) {
         Ok(())
     } else {
-        Err(Error::NotAsItWas("another program has used it since"))
+        Err(Error::DeviceMismatch("another program has used it since"))
     }
 }
 

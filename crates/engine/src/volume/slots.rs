@@ -28,7 +28,7 @@ use crate::journal::writer;
 use crate::set::CacheSet;
 use crate::space::Buckets;
 use crate::state::State;
-use crate::writeback::urgent::{self, Cancel};
+use crate::writeback::urgent::{self, CancelToken};
 use bcached_format::{Inode, Key};
 
 impl CacheSet {
@@ -36,7 +36,7 @@ impl CacheSet {
     /// slot, or frees one, and tries again.
     pub(super) async fn with_slot<R>(
         &self,
-        cancel: &Cancel,
+        cancel: &CancelToken,
         choose: impl Fn(&State) -> Option<Inode>,
         transition: impl FnOnce(&mut State, Inode) -> Result<R, Error>,
     ) -> Result<R, Error> {
@@ -60,14 +60,14 @@ impl CacheSet {
     /// Searches the tree for the next inode without keys. Returns false if there is none.
     ///
     /// An inode whose leaf cannot be read is skipped by this process: its keys are unknown.
-    async fn find_vacant(&self, cancel: &Cancel) -> Result<bool, Error> {
+    async fn find_vacant(&self, cancel: &CancelToken) -> Result<bool, Error> {
         self.with(State::begin_work)?;
         let found = self.look_for_vacant(cancel).await;
         self.end_work();
         found
     }
 
-    async fn look_for_vacant(&self, cancel: &Cancel) -> Result<bool, Error> {
+    async fn look_for_vacant(&self, cancel: &CancelToken) -> Result<bool, Error> {
         while let Some(inode) = self.with(|s| s.uuids.next_to_look_at()) {
             urgent::check(self, cancel)?;
             if self.look_at(inode).await? {

@@ -6,7 +6,7 @@ use slab::Slab;
 
 /// Identifies a zeroing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Number(usize);
+pub struct ZeroingId(usize);
 
 #[derive(Clone, Copy, Debug)]
 struct Zeroing {
@@ -32,19 +32,19 @@ pub struct ZeroingInfo {
 
 impl Zeroings {
     /// Begins a zeroing of `sectors` sectors.
-    pub fn begin(&mut self, now: Time, sectors: u64) -> Number {
-        Number(self.0.insert(Zeroing { began: now, sectors, done: 0 }))
+    pub fn begin(&mut self, now: Time, sectors: u64) -> ZeroingId {
+        ZeroingId(self.0.insert(Zeroing { began: now, sectors, done: 0 }))
     }
 
     /// Adds `sectors` to the progress of a zeroing.
-    pub fn goes_on(&mut self, number: Number, sectors: u64) {
+    pub fn goes_on(&mut self, number: ZeroingId, sectors: u64) {
         if let Some(zeroing) = self.0.get_mut(number.0) {
             zeroing.done += sectors;
         }
     }
 
     /// Ends a zeroing, successful or not.
-    pub fn end(&mut self, number: Number) {
+    pub fn end(&mut self, number: ZeroingId) {
         self.0.try_remove(number.0);
     }
 

@@ -8,17 +8,17 @@
 //! is dirty, no write is in progress, and the clean keys are durable.
 
 use crate::btree::Attempt;
-use crate::error::{Doing, Error};
+use crate::error::{Error, ErrorContext};
 use crate::journal::writer;
 use crate::request::ranges::Claim;
 use crate::request::{Target, flush};
 use crate::set::CacheSet;
 use crate::state::State;
-use crate::volume::epoch::Stamp;
-use crate::writeback::copy::{self, Copied};
-use crate::writeback::failed_extents::{PLACES_MAX, Parts};
-use crate::writeback::pace::Size;
-use crate::writeback::stall_reason::Round;
+use crate::volume::epoch::FlushStamp;
+use crate::writeback::copy::{self, CopyOutcome};
+use crate::writeback::failed_extents::{PLACES_MAX, WritableParts};
+use crate::writeback::pace::BatchSize;
+use crate::writeback::stall_reason::BatchProgress;
 use crate::writeback::stripes;
 use alloc::vec::Vec;
 use bcached_format::Key;
@@ -28,7 +28,7 @@ const PIECE_KEYS: usize = 128;
 
 /// A dirty key that is being written back.
 #[derive(Clone, Copy)]
-pub struct Work {
+pub struct WritebackKey {
     /// The key.
     pub key: Key,
     /// It has failed before, so it is not written together with its neighbours.
@@ -37,7 +37,7 @@ pub struct Work {
 }
 
 /// The result of a batch.
-pub struct Batch {
+pub struct BatchResult {
     /// Number of sectors that turned clean.
     pub sectors: u64,
     /// It has reached the end of the volume, or has found nothing to write back.
@@ -48,17 +48,17 @@ pub struct Batch {
 
 /// Writes one batch back, at the volume's rate unless it `hurries`. Errors are also shown in the
 /// volume's status. The caller holds the volume's write-back lock.
-pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> Batch {
+pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> BatchResult {
     let Some(size) = set.with(|s| s.volumes.get(target.id).map(|volume| volume.pace.size(hurries))) else {
-        return Batch { sectors: 0, is_round: true, trouble: Some(Error::NoVolume) };
+        return BatchResult { sectors: 0, is_round: true, trouble: Some(Error::NoVolume) };
     };
     let began = set.env().now();
-    let mut round = Round::default();
+    let mut round = BatchProgress::default();
     let outdated = set.with(|s| s.volumes.get(target.id).filter(|it| it.is_outdated).map(|it| it.sectors));
-    let Chosen { works, is_round, are_stripes } = match outdated {
+    let BatchKeys { works, is_round, are_stripes } = match outdated {
         Some(sectors) => {
             round.meets(target.data_offset, target.data_offset + sectors, Error::OlderBacking);
-            Chosen { works: Vec::new(), is_round: true, are_stripes: None }
+            BatchKeys { works: Vec::new(), is_round: true, are_stripes: None }
         }
         // A caller that waits for everything needs a sweep.
         None if hurries => choose(set, target, size, &mut round).await,
@@ -67,7 +67,7 @@ pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> Batc
             None => choose(set, target, size, &mut round).await,
         },
     };
-    let Cleaned { sectors, keys, overtaken, failed, not_begun } =
+    let CleaningResult { sectors, keys, overtaken, failed, not_begun } =
         clean(set, target, &works, (size, hurries), &mut round).await;
     release(set, target, &works).await;
     let is_round = is_round && not_begun.is_none();
@@ -98,13 +98,13 @@ pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> Batc
             }
             volume.pace.learns_time(works.len(), taken);
         }
-        Batch { sectors, is_round: is_round || works.is_empty(), trouble }
+        BatchResult { sectors, is_round: is_round || works.is_empty(), trouble }
     })
 }
 
 /// What happened to the keys of a batch.
 #[derive(Default)]
-struct Cleaned {
+struct CleaningResult {
     /// Number of sectors that turned clean.
     sectors: u64,
     /// Number of keys that were written back.
@@ -122,11 +122,11 @@ struct Cleaned {
 async fn clean(
     set: &CacheSet,
     target: &Target,
-    works: &[Work],
-    (size, hurries): (Size, bool),
-    round: &mut Round,
-) -> Cleaned {
-    let mut cleaned = Cleaned::default();
+    works: &[WritebackKey],
+    (size, hurries): (BatchSize, bool),
+    round: &mut BatchProgress,
+) -> CleaningResult {
+    let mut cleaned = CleaningResult::default();
     // The dirty keys become durable before the backing device gets the data (invariant D23).
     // Otherwise a crash could bring back an older clean copy that hides it.
     if works.is_empty() || writer::commit(set).await.is_err() {
@@ -135,13 +135,13 @@ async fn clean(
     let copied = copy::copy_all(set, target, works, size, hurries).await;
     // One flush for all. Whether it proves them durable is checked for each: another task's flush
     // may have failed meanwhile.
-    let is_any = copied.iter().any(|copied| matches!(copied, Copied::Done(Ok(_))));
+    let is_any = copied.iter().any(|copied| matches!(copied, CopyOutcome::Done(Ok(_))));
     let flushed = if is_any { flush::flush_backing(set, target).await } else { Ok(()) };
     for (work, copied) in works.iter().zip(copied) {
         let turned = match copied {
-            Copied::Done(Ok(stamp)) => turn_clean(set, target, &work.key, stamp).await,
-            Copied::Done(Err(error)) => Err(error),
-            Copied::NotBegun => {
+            CopyOutcome::Done(Ok(stamp)) => turn_clean(set, target, &work.key, stamp).await,
+            CopyOutcome::Done(Err(error)) => Err(error),
+            CopyOutcome::NotBegun => {
                 cleaned.not_begun.get_or_insert(work.key.start());
                 continue;
             }
@@ -154,7 +154,7 @@ async fn clean(
                 cleaned.overtaken += u64::from(sectors == 0);
                 continue;
             }
-            Err(error @ Error::Io { doing: Doing::Backing | Doing::Data, .. }) => {
+            Err(error @ Error::Io { doing: ErrorContext::Backing | ErrorContext::Data, .. }) => {
                 set.with(|s| {
                     s.place_fails(target, &work.key, &error);
                     s.work.pass(PLACES_MAX);
@@ -175,7 +175,7 @@ async fn clean(
 }
 
 /// Releases the keys of a batch: they are not being written back any more.
-async fn release(set: &CacheSet, target: &Target, works: &[Work]) {
+async fn release(set: &CacheSet, target: &Target, works: &[WritebackKey]) {
     for piece in works.chunks(PIECE_KEYS) {
         set.with(|s| {
             for work in piece {
@@ -192,9 +192,14 @@ async fn release(set: &CacheSet, target: &Target, works: &[Work]) {
 
 /// Chooses keys of stripes that are dirty throughout; `None`: there are none, or none of them can
 /// be written back now.
-async fn choose_stripes(set: &CacheSet, target: &Target, size: Size, round: &mut Round) -> Option<Chosen> {
+async fn choose_stripes(
+    set: &CacheSet,
+    target: &Target,
+    size: BatchSize,
+    round: &mut BatchProgress,
+) -> Option<BatchKeys> {
     let stripe_sectors = set.with(|s| Some(s.dirty.stripes(target.inode?)?.sectors()))?;
-    let mut taken = Taken::default();
+    let mut taken = KeySelection::default();
     stripes::offer(set, target, async |stripe| {
         let mut at = stripe.start;
         while at < stripe.end && taken.takes_more(size) {
@@ -206,14 +211,14 @@ async fn choose_stripes(set: &CacheSet, target: &Target, size: Size, round: &mut
     })
     .await;
     let works = taken.ends(round);
-    (!works.is_empty()).then_some(Chosen { works, is_round: false, are_stripes: Some(stripe_sectors) })
+    (!works.is_empty()).then_some(BatchKeys { works, is_round: false, are_stripes: Some(stripe_sectors) })
 }
 
 /// Chooses the next dirty keys in address order, from the end of the last batch on, wrapping once.
 /// Skips leaves that cannot be read: the dirty data of others does not wait for them.
-async fn choose(set: &CacheSet, target: &Target, size: Size, round: &mut Round) -> Chosen {
+async fn choose(set: &CacheSet, target: &Target, size: BatchSize, round: &mut BatchProgress) -> BatchKeys {
     let inode = target.inode.expect("only attached volumes are written back");
-    let mut taken = Taken::default();
+    let mut taken = KeySelection::default();
     let mut is_round = false;
     let from = set.with(|s| s.volumes.get(target.id).map_or(0, |volume| volume.writeback_from));
     for (start, end) in [(from, target.cacheable_end), (target.data_offset, from)] {
@@ -223,7 +228,7 @@ async fn choose(set: &CacheSet, target: &Target, size: Size, round: &mut Round) 
             at = match chosen {
                 Ok(upto) => upto,
                 Err(Error::Failed(_)) => {
-                    return Chosen { works: taken.ends(round), is_round, are_stripes: None };
+                    return BatchKeys { works: taken.ends(round), is_round, are_stripes: None };
                 }
                 Err(error) => {
                     let upto = set.with(|s| s.end_of_missing_leaf(inode, at, end));
@@ -252,24 +257,24 @@ async fn choose(set: &CacheSet, target: &Target, size: Size, round: &mut Round) 
             break;
         }
     }
-    Chosen { works: taken.ends(round), is_round, are_stripes: None }
+    BatchKeys { works: taken.ends(round), is_round, are_stripes: None }
 }
 
 /// What has been taken so far.
 #[derive(Default)]
-struct Taken {
-    works: Vec<Work>,
+struct KeySelection {
+    works: Vec<WritebackKey>,
     sectors: u64,
     /// Why extents were left out, if some were.
     barred: Option<Error>,
 }
 
-impl Taken {
-    const fn takes_more(&self, size: Size) -> bool {
+impl KeySelection {
+    const fn takes_more(&self, size: BatchSize) -> bool {
         self.works.len() < size.keys && self.sectors < size.sectors
     }
 
-    fn ends(self, round: &mut Round) -> Vec<Work> {
+    fn ends(self, round: &mut BatchProgress) -> Vec<WritebackKey> {
         if let Some(error) = self.barred {
             round.leaves(error);
         }
@@ -278,8 +283,8 @@ impl Taken {
 }
 
 /// The chosen keys.
-struct Chosen {
-    works: Vec<Work>,
+struct BatchKeys {
+    works: Vec<WritebackKey>,
     /// The end of the volume was reached.
     is_round: bool,
     /// The keys come from full stripes of this many sectors; the sweep has not moved.
@@ -290,8 +295,8 @@ fn choose_in_leaf(
     s: &mut State,
     target: &Target,
     (start, end): (u64, u64),
-    taken: &mut Taken,
-    size: Size,
+    taken: &mut KeySelection,
+    size: BatchSize,
 ) -> Attempt<u64> {
     let inode = target.inode.expect("only attached volumes are written back");
     let mut dirty: Vec<Key> = Vec::new();
@@ -306,14 +311,14 @@ fn choose_in_leaf(
     }
     let now = s.now;
     if let Some(volume) = s.volumes.get_mut(target.id) {
-        volume.places.keep_dirty(start, upto, &dirty);
+        volume.failed_extents.keep_dirty(start, upto, &dirty);
     }
     for key in dirty {
         if !taken.takes_more(size) {
             return Attempt::Done(key.start());
         }
         let volume = s.volumes.get_mut(target.id).expect("a volume stays while it is written back");
-        let Parts { free, barred } = volume.places.parts(&key, now);
+        let WritableParts { free, barred } = volume.failed_extents.parts(&key, now);
         taken.barred = taken.barred.take().or(barred);
         for (part, is_alone) in free {
             take(s, target, part, is_alone, taken);
@@ -323,7 +328,7 @@ fn choose_in_leaf(
 }
 
 /// Takes a key, unless it is in use.
-fn take(s: &mut State, target: &Target, key: Key, is_alone: bool, taken: &mut Taken) {
+fn take(s: &mut State, target: &Target, key: Key, is_alone: bool, taken: &mut KeySelection) {
     let volume = s.volumes.get_mut(target.id).expect("a volume stays while it is written back");
     // A range that is being written is dirty again soon. A later pass takes it, and what is left of
     // the older data.
@@ -337,7 +342,7 @@ fn take(s: &mut State, target: &Target, key: Key, is_alone: bool, taken: &mut Ta
     };
     s.pin(&key.pointers);
     taken.sectors += key.sectors();
-    taken.works.push(Work { key, is_alone, claim });
+    taken.works.push(WritebackKey { key, is_alone, claim });
 }
 
 impl State {
@@ -345,7 +350,7 @@ impl State {
     fn place_succeeds(&mut self, target: &Target, key: &Key) {
         let now = self.now;
         if let Some(volume) = self.volumes.get_mut(target.id) {
-            volume.places.succeeds(key.start(), key.end, now);
+            volume.failed_extents.succeeds(key.start(), key.end, now);
         }
     }
 
@@ -354,15 +359,15 @@ impl State {
         let now = self.now;
         if let Some(volume) = self.volumes.get_mut(target.id) {
             let since = volume.pace.age.since();
-            let is_unread = matches!(error, Error::Io { doing: Doing::Data, .. });
-            volume.places.fails(key, is_unread, now, since, error.clone());
+            let is_unread = matches!(error, Error::Io { doing: ErrorContext::Data, .. });
+            volume.failed_extents.fails(key, is_unread, now, since, error.clone());
         }
     }
 }
 
 /// Turns the key clean wherever it is unchanged, if the data written with `stamp` is proven
 /// durable. That is checked in the same transition that changes the key.
-async fn turn_clean(set: &CacheSet, target: &Target, key: &Key, stamp: Stamp) -> Result<u64, Error> {
+async fn turn_clean(set: &CacheSet, target: &Target, key: &Key, stamp: FlushStamp) -> Result<u64, Error> {
     let mut cleaned = 0;
     let mut rest = Some(*key);
     while let Some(expected) = rest {
@@ -371,7 +376,7 @@ async fn turn_clean(set: &CacheSet, target: &Target, key: &Key, stamp: Stamp) ->
             .attempt(|s| {
                 let backing = s.volumes.get(target.id).and_then(|volume| volume.backing.as_ref());
                 // What is not proven durable stays dirty: invariant D27.
-                if !backing.is_some_and(|backing| backing.epoch.is_durable(stamp)) {
+                if !backing.is_some_and(|backing| backing.flushes.is_durable(stamp)) {
                     return Attempt::Done(Err(Error::LostWrites));
                 }
                 match s.replace(&expected, &clean) {

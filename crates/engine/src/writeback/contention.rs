@@ -19,7 +19,7 @@ use core::time::Duration;
 
 /// How clients use a backing device.
 #[derive(Clone, Debug, Default)]
-pub struct Company {
+pub struct ClientActivity {
     /// When a client operation last began or ended, or the disk was woken for something else.
     used: Time,
     /// Write-back has not completed a pass since. It continues until it has, or until nothing is
@@ -31,7 +31,7 @@ pub struct Company {
     slowest: Duration,
 }
 
-impl Company {
+impl ClientActivity {
     /// Records that the disk is awake.
     pub const fn wakes(&mut self, now: Time) {
         (self.used, self.has_work) = (now, true);
@@ -73,7 +73,7 @@ impl State {
     pub(crate) fn disk_wakes(&mut self, id: VolumeId) {
         let now = self.now;
         if let Some(volume) = self.volumes.get_mut(id) {
-            volume.company.wakes(now);
+            volume.client_activity.wakes(now);
         }
     }
 
@@ -81,9 +81,9 @@ impl State {
     pub(crate) fn client_comes(&mut self, id: VolumeId) -> bool {
         let now = self.now;
         let Some(volume) = self.volumes.get_mut(id) else { return false };
-        let was_asleep = volume.company.is_asleep(now, &volume.options);
-        volume.company.under_way += 1;
-        volume.company.wakes(now);
+        let was_asleep = volume.client_activity.is_asleep(now, &volume.options);
+        volume.client_activity.under_way += 1;
+        volume.client_activity.wakes(now);
         was_asleep
     }
 
@@ -91,8 +91,8 @@ impl State {
     pub(crate) fn client_goes(&mut self, id: VolumeId, taken: Duration) {
         let now = self.now;
         let Some(volume) = self.volumes.get_mut(id) else { return };
-        volume.company.under_way -= 1;
-        volume.company.slowest = volume.company.slowest.max(taken);
-        volume.company.wakes(now);
+        volume.client_activity.under_way -= 1;
+        volume.client_activity.slowest = volume.client_activity.slowest.max(taken);
+        volume.client_activity.wakes(now);
     }
 }

@@ -3,13 +3,13 @@
 //! allows.
 
 use crate::btree::{live_pointers, pointer_to_read};
-use crate::error::{Doing, Error};
+use crate::error::{Error, ErrorContext};
 use crate::request::write::end_backing_write;
 use crate::request::{Target, flush};
 use crate::set::CacheSet;
-use crate::volume::epoch::{Epoch, Stamp};
-use crate::writeback::batch::Work;
-use crate::writeback::pace::Size;
+use crate::volume::epoch::{BackingFlushes, FlushStamp};
+use crate::writeback::batch::WritebackKey;
+use crate::writeback::pace::BatchSize;
 use alloc::vec;
 use alloc::vec::Vec;
 use bcached_env::sync::{Permit, Semaphore};
@@ -30,18 +30,18 @@ const FAILURES_IN_A_ROW_MAX: u32 = 32;
 
 /// The outcome for one key's data.
 #[derive(Clone, Debug)]
-pub enum Copied {
+pub enum CopyOutcome {
     /// It was written, with this stamp, or writing failed.
-    Done(Result<Stamp, Error>),
+    Done(Result<FlushStamp, Error>),
     /// Its turn does not come soon: the set is ending, or the rate has dropped.
     NotBegun,
 }
 
 /// The workers that copy the data of one batch.
-struct Carriers<'a> {
+struct CopyWorkers<'a> {
     set: &'a CacheSet,
     target: &'a Target,
-    works: &'a [Work],
+    works: &'a [WritebackKey],
     /// Adjacent keys that are written together.
     runs: Vec<Range<usize>>,
     next: Cell<usize>,
@@ -54,22 +54,22 @@ struct Carriers<'a> {
     began: Time,
     longest: Cell<Duration>,
     failures_in_a_row: Cell<u32>,
-    copied: RefCell<Vec<Copied>>,
+    copied: RefCell<Vec<CopyOutcome>>,
 }
 
 /// Copies the data of `works` to the backing device, and returns the outcome for each.
 pub async fn copy_all(
     set: &CacheSet,
     target: &Target,
-    works: &[Work],
-    size: Size,
+    works: &[WritebackKey],
+    size: BatchSize,
     hurries: bool,
-) -> Vec<Copied> {
+) -> Vec<CopyOutcome> {
     let limit = set.with(|s| s.options.writeback_batch_sectors).max(1);
     let runs = runs(works, limit.min(RUN_SECTORS_MAX));
     let carriers = size.depth.min(runs.len());
     let room_sectors = usize::try_from(limit).unwrap_or(usize::MAX);
-    let all = Carriers {
+    let all = CopyWorkers {
         set,
         target,
         works,
@@ -82,13 +82,13 @@ pub async fn copy_all(
         began: set.env().now(),
         longest: Cell::default(),
         failures_in_a_row: Cell::default(),
-        copied: RefCell::new(vec![Copied::NotBegun; works.len()]),
+        copied: RefCell::new(vec![CopyOutcome::NotBegun; works.len()]),
     };
     join_all((0..carriers).map(|_| all.carry())).await;
     set.with(|s| {
         if let Some(volume) = s.volumes.get_mut(target.id) {
             let limit = volume.options.writeback_latency;
-            let longest = all.longest.get().max(volume.company.take_slowest());
+            let longest = all.longest.get().max(volume.client_activity.take_slowest());
             // Latencies measured without sparing clients say nothing about those of gentler
             // write-back.
             if size.spares {
@@ -101,7 +101,7 @@ pub async fn copy_all(
 
 /// Groups keys that are adjacent on the backing device into runs of at most `sectors`, unless one
 /// key is longer.
-fn runs(works: &[Work], sectors: u64) -> Vec<Range<usize>> {
+fn runs(works: &[WritebackKey], sectors: u64) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (index, work) in works.iter().enumerate() {
         if let Some(run) = runs.last_mut()
@@ -117,7 +117,7 @@ fn runs(works: &[Work], sectors: u64) -> Vec<Range<usize>> {
     runs
 }
 
-impl Carriers<'_> {
+impl CopyWorkers<'_> {
     /// Copies runs, one after the other, until none are left.
     async fn carry(&self) {
         while let Some((run, _room)) = self.set_out().await {
@@ -126,7 +126,7 @@ impl Carriers<'_> {
             let results = self.copy_run(&keys).await;
             let mut copied = self.copied.borrow_mut();
             for (index, result) in run.zip(results) {
-                copied[index] = Copied::Done(result);
+                copied[index] = CopyOutcome::Done(result);
             }
         }
     }
@@ -165,7 +165,7 @@ impl Carriers<'_> {
 
     /// Copies adjacent keys in one write. If that fails, copies them key by key, so that one bad
     /// extent does not hold up the others.
-    async fn copy_run(&self, keys: &[Key]) -> Vec<Result<Stamp, Error>> {
+    async fn copy_run(&self, keys: &[Key]) -> Vec<Result<FlushStamp, Error>> {
         let copied = self.try_to_copy(keys).await;
         if keys.len() == 1 || copied.is_ok() {
             return vec![copied; keys.len()];
@@ -182,7 +182,7 @@ impl Carriers<'_> {
         results
     }
 
-    async fn try_to_copy(&self, keys: &[Key]) -> Result<Stamp, Error> {
+    async fn try_to_copy(&self, keys: &[Key]) -> Result<FlushStamp, Error> {
         let copied = self.copy(keys).await;
         let failures = if copied.is_ok() { 0 } else { self.failures_in_a_row.get().saturating_add(1) };
         self.failures_in_a_row.set(failures);
@@ -190,7 +190,7 @@ impl Carriers<'_> {
     }
 
     /// Copies adjacent keys in one write, and returns the stamp of the written data.
-    async fn copy(&self, keys: &[Key]) -> Result<Stamp, Error> {
+    async fn copy(&self, keys: &[Key]) -> Result<FlushStamp, Error> {
         let (set, target) = (self.set, self.target);
         let (Some(first), Some(last)) = (keys.first(), keys.last()) else { return Err(Error::NoVolume) };
         let backing = target.backing.as_ref().ok_or(Error::NoVolume)?;
@@ -201,12 +201,12 @@ impl Carriers<'_> {
             read?;
             whole = if whole.is_empty() { part } else { joined(whole, part) };
         }
-        let begun = flush::epoch(set, target.id, Epoch::write_begins).ok_or(Error::NoVolume)?;
+        let begun = flush::flushes(set, target.id, BackingFlushes::write_begins).ok_or(Error::NoVolume)?;
         let set_out = set.env().now();
         let written = backing.write(first.start(), whole.freeze()).await;
         let stamp = end_backing_write(set, target, begun);
         self.longest.set(self.longest.get().max(set.env().now().since(set_out)));
-        written.map_err(Error::io(Doing::Backing))?;
+        written.map_err(Error::io(ErrorContext::Backing))?;
         stamp
     }
 
@@ -217,7 +217,7 @@ impl Carriers<'_> {
             return (Err(Error::Inconsistent("dirty data has no valid pointer")), buffer);
         };
         let (read, buffer) = self.set.read_cache(pointer.sector(), buffer).await;
-        (read.map_err(Error::io(Doing::Data)), buffer)
+        (read.map_err(Error::io(ErrorContext::Data)), buffer)
     }
 }
 

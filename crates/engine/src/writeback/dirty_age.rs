@@ -37,7 +37,7 @@ impl DirtyAge {
 
 /// The age of the dirty data of a volume.
 #[derive(Clone, Debug, Default)]
-pub struct Age {
+pub struct DirtyAgeTracker {
     /// All dirty data became dirty at this time or later; `None`: nothing is dirty.
     since: Option<Time>,
     /// Some of it may have been dirty before this process began.
@@ -59,7 +59,7 @@ pub struct Age {
 /// something.
 const REPLACED_MAX: usize = 4096;
 
-impl Age {
+impl DirtyAgeTracker {
     /// Records that something is about to become dirty. Returns true if nothing was dirty: then a
     /// sweep begins at the start of the volume.
     pub fn dirtied(&mut self, now: Time) -> bool {
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_sweep_proves_that_what_is_left_came_after_it_began() {
-        let mut age = Age::default();
+        let mut age = DirtyAgeTracker::default();
         assert_eq!(age.oldest(at(9)), None);
         assert!(age.dirtied(at(10)));
         assert!(!age.dirtied(at(20)));
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn each_sweep_has_half_of_the_time() {
-        let mut age = Age::default();
+        let mut age = DirtyAgeTracker::default();
         assert_eq!(age.needed(at(5), 1000, seconds(100)), 0);
         age.dirtied(at(10));
         assert_eq!(age.needed(at(10), 1000, None), 0);
@@ -220,7 +220,7 @@ mod tests {
     /// twelve had no effect.
     #[test]
     fn what_a_former_process_has_left_is_too_old_until_a_sweep_has_come_past_everything() {
-        let mut age = Age::default();
+        let mut age = DirtyAgeTracker::default();
         age.inherits(at(10));
         assert!(!age.dirtied(at(11)));
         assert_eq!((age.oldest(at(20)), age.since()), (Some(DirtyAge::Unknown), None));

@@ -13,7 +13,7 @@
 //! No write waits long for space that does not become free. Such a write bypasses the cache if
 //! there is no space, and so do others until some has become free.
 
-use crate::request::{Range, Target};
+use crate::request::{SectorRange, Target};
 use crate::set::CacheSet;
 use crate::state::State;
 use bcached_env::Time;
@@ -48,7 +48,7 @@ const SECOND_NS: u128 = 1_000_000_000;
 
 /// The pace at which client writes are admitted.
 #[derive(Clone, Debug, Default)]
-pub struct Room {
+pub struct DirtyThrottle {
     /// Sectors admitted since the set was opened.
     admitted: u64,
     /// When the counters were last sampled, and their values: sectors admitted, made clean, made
@@ -72,7 +72,7 @@ pub struct Room {
 
 /// What the pace depends on, in sectors.
 #[derive(Clone, Copy, Debug)]
-struct Level {
+struct FillLevel {
     /// Space up to the cut-off.
     whole: u64,
     /// Size of the band.
@@ -92,7 +92,7 @@ struct Level {
     freed: u64,
 }
 
-impl Level {
+impl FillLevel {
     /// The space left at which the pace has fallen to the sustainable one.
     const fn landing(&self) -> u64 {
         self.band / 4 * 3
@@ -104,9 +104,9 @@ impl Level {
     }
 }
 
-impl Room {
+impl DirtyThrottle {
     /// Samples the counters and updates the pace. Returns false if the last sample is too recent.
-    fn sample(&mut self, now: Time, level: Level) -> bool {
+    fn sample(&mut self, now: Time, level: FillLevel) -> bool {
         let passed = now.since(self.sampled);
         if passed < SAMPLE {
             return false;
@@ -128,7 +128,7 @@ impl Room {
         // gathered. If these are enough, it does not matter how fast overwrites use up the others
         // before a pass finds what became free.
         self.pace = match level.gathered_left {
-            Some(left) if self.lasts(Level { left, ..level }, dirtied) => None,
+            Some(left) if self.lasts(FillLevel { left, ..level }, dirtied) => None,
             _ => self.limit(level, if level.is_scattered { dirtied } else { admitted }),
         };
         if self.pace.is_some() {
@@ -139,7 +139,7 @@ impl Room {
 
     /// The pace from now on; `None` if there is enough space to do without. Space is used up at
     /// `rate` sectors per second.
-    fn limit(&mut self, level: Level, rate: u64) -> Option<u64> {
+    fn limit(&mut self, level: FillLevel, rate: u64) -> Option<u64> {
         if self.lasts(level, rate) {
             return None;
         }
@@ -152,14 +152,14 @@ impl Room {
 
     /// Returns true if there is enough space to do without a limit while it is used up at `rate`
     /// sectors per second.
-    fn lasts(&self, level: Level, rate: u64) -> bool {
+    fn lasts(&self, level: FillLevel, rate: u64) -> bool {
         // Hysteresis: the limit ends later than it begins.
         let ahead = if self.pace.is_some() { 2 } else { 1 };
         1000 * level.above() > ahead * u128::from(rate) * u128::from(self.sinks_ms(level, rate))
     }
 
     /// Milliseconds in which the pace falls to a third, as chosen when the limit began.
-    fn sinks_ms(&self, level: Level, rate: u64) -> u64 {
+    fn sinks_ms(&self, level: FillLevel, rate: u64) -> u64 {
         if self.pace.is_some() && self.sinks_ms > 0 {
             return self.sinks_ms;
         }
@@ -170,7 +170,7 @@ impl Room {
 
     /// The sustainable pace, at which the amount of dirty data stays at a level within the band, in
     /// sectors per second.
-    fn lasting(&self, level: Level) -> u64 {
+    fn lasting(&self, level: FillLevel) -> u64 {
         let [admitted, cleaned, dirtied] = self.rates.map(u128::from);
         let rewrites = (100 * admitted / dirtied.max(1)).clamp(100, u128::from(REWRITES_MAX));
         let sustained = cleaned.max(u128::from(EXPECTED)) * rewrites / 100;
@@ -186,7 +186,7 @@ impl Room {
     }
 
     /// When a write of `sectors` may begin; `None` if there is no limit now.
-    fn turn(&mut self, now: Time, sectors: u64, level: Level) -> Option<Time> {
+    fn turn(&mut self, now: Time, sectors: u64, level: FillLevel) -> Option<Time> {
         self.admitted += sectors;
         if level.left <= level.landing() {
             // A small cache is full before the counters are sampled again.
@@ -208,7 +208,7 @@ impl State {
     /// Returns true if writes are admitted at a limited pace, or were a moment ago.
     #[must_use]
     pub fn is_short_of_room(&self) -> bool {
-        self.room.limited.is_some_and(|limited| self.now < limited + FADES)
+        self.dirty_throttle.limited.is_some_and(|limited| self.now < limited + FADES)
     }
 
     /// How full of dirty data a bucket may be that is emptied, in percent. It rises as the space
@@ -224,8 +224,8 @@ impl State {
     /// be counted with `admit`, `Some(false)` if it is not throttled at all. `None`: call [`wait`].
     pub(crate) fn lets_in_at_once(&self, target: &Target) -> Option<bool> {
         let Some(level) = self.level(target) else { return Some(false) };
-        let has_room = self.room.pace.is_none() && level.left > level.landing();
-        (has_room && self.now.since(self.room.sampled) < SAMPLE).then_some(true)
+        let has_room = self.dirty_throttle.pace.is_none() && level.left > level.landing();
+        (has_room && self.now.since(self.dirty_throttle.sampled) < SAMPLE).then_some(true)
     }
 
     /// Returns the number of buckets up to the cut-off, in the band, and left up to the cut-off;
@@ -246,7 +246,7 @@ impl State {
 
     /// The fill level of the cache; `None` if writes to this volume that make data dirty are not
     /// throttled.
-    fn level(&self, target: &Target) -> Option<Level> {
+    fn level(&self, target: &Target) -> Option<FillLevel> {
         let cutoff = self.options.cutoff_writeback;
         let is_slowed =
             target.mode == CacheMode::Writeback && target.bypass.is_none() && target.inode.is_some();
@@ -261,7 +261,7 @@ impl State {
         let size = self.geometry.bucket_sectors;
         let (room, gathered_left, is_scattered) = self.room();
         let [whole, band, left] = room.map(|buckets| buckets * size);
-        Some(Level {
+        Some(FillLevel {
             whole,
             band,
             left,
@@ -276,12 +276,12 @@ impl State {
 
 /// Waits until a write that would make data dirty has its turn, or need not wait for space any
 /// more.
-pub async fn wait(set: &CacheSet, target: &Target, range: Range) {
+pub async fn wait(set: &CacheSet, target: &Target, range: SectorRange) {
     let begun = set.env().now();
     let Some((turn, is_new)) = set.with(|s| {
         let level = s.level(target)?;
-        let is_new = s.room.sample(s.now, level);
-        Some((s.room.turn(s.now, range.sectors(), level)?, is_new))
+        let is_new = s.dirty_throttle.sample(s.now, level);
+        Some((s.dirty_throttle.turn(s.now, range.sectors(), level)?, is_new))
     }) else {
         return;
     };
@@ -293,13 +293,13 @@ pub async fn wait(set: &CacheSet, target: &Target, range: Range) {
     loop {
         let until = set.with(|s| {
             let level = s.level(target)?;
-            s.room.sample(s.now, level);
-            s.room.pace?;
+            s.dirty_throttle.sample(s.now, level);
+            s.dirty_throttle.pace?;
             let last = begun + WAIT_MAX;
             if s.now >= last {
-                s.room.in_vain = Some(level.freed);
+                s.dirty_throttle.in_vain = Some(level.freed);
             }
-            if s.room.in_vain == Some(level.freed) || s.now >= turn && level.left > 0 {
+            if s.dirty_throttle.in_vain == Some(level.freed) || s.now >= turn && level.left > 0 {
                 return None;
             }
             Some(if s.now < turn { turn } else { s.now + LOOK }.min(last))
@@ -317,8 +317,8 @@ mod tests {
     const BAND: u64 = 300_000;
     const WHOLE: u64 = 900_000;
 
-    fn level(left: u64, cleaned: u64, dirty: u64) -> Level {
-        Level {
+    fn level(left: u64, cleaned: u64, dirty: u64) -> FillLevel {
+        FillLevel {
             whole: WHOLE,
             band: BAND,
             left,
@@ -338,7 +338,7 @@ mod tests {
     /// per second clean, for `tenths` tenths of a second from `from` on. The difference reduces
     /// `left`. Returns the paces.
     fn run(
-        room: &mut Room,
+        room: &mut DirtyThrottle,
         from: u64,
         tenths: u64,
         rate: u64,
@@ -359,7 +359,7 @@ mod tests {
 
     #[test]
     fn the_pace_sinks_by_a_part_each_second_and_comes_to_that_of_write_back() {
-        let mut room = Room::default();
+        let mut room = DirtyThrottle::default();
         let mut left = WHOLE;
         let paces = run(&mut room, 0, 400, 100_000, 30_000, &mut left);
         let first = paces.iter().position(Option::is_some).expect("it comes to a limit");
@@ -375,8 +375,8 @@ mod tests {
 
     #[test]
     fn room_that_is_left_makes_the_pace_faster_and_the_last_of_it_is_kept() {
-        let mut room = Room { rates: [40_000; 3], ..Room::default() };
-        let lasting = |room: &Room, left| room.lasting(level(left, 0, WHOLE - left));
+        let mut room = DirtyThrottle { rates: [40_000; 3], ..DirtyThrottle::default() };
+        let lasting = |room: &DirtyThrottle, left| room.lasting(level(left, 0, WHOLE - left));
         assert_eq!(lasting(&room, BAND), 65_000);
         assert_eq!(lasting(&room, BAND / 2), 50_000);
         assert!(lasting(&room, BAND / 16) < 15_000, "{}", lasting(&room, BAND / 16));
@@ -397,11 +397,11 @@ mod tests {
     fn what_is_written_over_is_not_paced_where_its_dirty_data_has_room() {
         let left = WHOLE * 6 / 10;
         let paces = |gathered_left: Option<u64>, dirtied: u64| {
-            let mut room = Room::default();
+            let mut room = DirtyThrottle::default();
             let paces = (0..80).map(|n| {
                 room.admitted += 50_000;
                 let dirty = WHOLE / 4 + dirtied / 10 * n;
-                let level = Level { gathered_left, ..level(left, 0, dirty) };
+                let level = FillLevel { gathered_left, ..level(left, 0, dirty) };
                 room.sample(at(100 * n), level);
                 room.pace
             });
@@ -417,7 +417,7 @@ mod tests {
 
     #[test]
     fn a_pace_ends_when_there_is_room_again() {
-        let mut room = Room::default();
+        let mut room = DirtyThrottle::default();
         let mut left = BAND;
         assert!(run(&mut room, 0, 10, 50_000, 20_000, &mut left)[9].is_some());
         let paces = run(&mut room, 10, 300, 1000, 60_000, &mut left);
@@ -426,7 +426,7 @@ mod tests {
 
     #[test]
     fn nobody_is_put_off_for_longer_than_a_second_or_two() {
-        let mut room = Room::default();
+        let mut room = DirtyThrottle::default();
         let now = Time(5_000_000_000);
         for _ in 0..1000 {
             let turn = room.turn(now, 1 << 20, level(0, 0, WHOLE)).expect("there is a limit");

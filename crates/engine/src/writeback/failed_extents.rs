@@ -27,7 +27,7 @@ const LAST: Duration = Duration::from_secs(3600);
 
 /// One failed extent.
 #[derive(Clone, Debug)]
-struct Place {
+struct FailedExtent {
     end: u64,
     /// Number of tries.
     tries: u32,
@@ -46,13 +46,13 @@ struct Place {
 
 /// The failed extents of a volume, by their start. Key space.
 #[derive(Clone, Debug, Default)]
-pub struct Places {
-    by_start: BTreeMap<u64, Place>,
+pub struct FailedExtents {
+    by_start: BTreeMap<u64, FailedExtent>,
 }
 
 /// The parts of a dirty key that may be written back now.
 #[derive(Default)]
-pub struct Parts {
+pub struct WritableParts {
     /// The parts, and whether each should be written alone, because it has failed before: otherwise
     /// its neighbours would fail with it.
     pub free: Vec<(Key, bool)>,
@@ -62,7 +62,7 @@ pub struct Parts {
 
 /// Dirty data that could not be written back at the last try.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Unwritable {
+pub struct UnwritableData {
     /// Number of ranges.
     pub ranges: u64,
     /// Their total length, in sectors.
@@ -73,7 +73,7 @@ pub struct Unwritable {
     pub retry_in: Duration,
 }
 
-impl Places {
+impl FailedExtents {
     /// Returns true if there are no failed extents.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -94,9 +94,9 @@ impl Places {
 
     /// The summary for status output.
     #[must_use]
-    pub fn shown(&self, now: Time) -> Unwritable {
+    pub fn shown(&self, now: Time) -> UnwritableData {
         let first = self.by_start.values().next();
-        Unwritable {
+        UnwritableData {
             ranges: self.by_start.len() as u64,
             sectors: self.sectors(),
             tries: first.map_or(0, |place| place.tries),
@@ -111,12 +111,12 @@ impl Places {
     }
 
     /// The parts of a dirty key that may be tried now.
-    pub fn parts(&mut self, key: &Key, now: Time) -> Parts {
+    pub fn parts(&mut self, key: &Key, now: Time) -> WritableParts {
         if self.is_empty() {
-            return Parts { free: alloc::vec![(*key, false)], barred: None };
+            return WritableParts { free: alloc::vec![(*key, false)], barred: None };
         }
         self.forget_replaced(key);
-        let mut parts = Parts::default();
+        let mut parts = WritableParts::default();
         let mut at = key.start();
         for (start, place) in self.overlapping(key.start(), key.end) {
             parts.free.extend(key.cut(at, start).map(|part| (part, false)));
@@ -155,7 +155,7 @@ impl Places {
             oldest = oldest.min(place.since);
         }
         self.take_out(start, end);
-        let place = Place {
+        let place = FailedExtent {
             end,
             tries: tries.saturating_add(1),
             delays: delays.saturating_add(1),
@@ -193,7 +193,7 @@ impl Places {
         self.by_start.clear();
     }
 
-    fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Place)> {
+    fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &FailedExtent)> {
         let before = self.by_start.range(..start).next_back().filter(|(_, place)| place.end > start);
         let from = before.map_or(start, |(at, _)| *at).min(end);
         self.by_start.range(from..end).map(|(at, place)| (*at, place))
@@ -202,7 +202,7 @@ impl Places {
     /// Removes extents that the cache could not read and that hold other data now, so that they may
     /// be tried.
     fn forget_replaced(&mut self, key: &Key) {
-        let is_other = |place: &Place| {
+        let is_other = |place: &FailedExtent| {
             let then = place.unread.as_ref()?.cut(key.start(), key.end)?;
             let now = key.cut(then.start(), then.end)?;
             (then.pointers != now.pointers).then_some((then.start(), then.end))
@@ -231,7 +231,7 @@ impl Places {
                 self.by_start.insert(end, place.clone());
             }
             if at < start {
-                self.by_start.insert(at, Place { end: start, ..place });
+                self.by_start.insert(at, FailedExtent { end: start, ..place });
             }
         }
     }
@@ -280,19 +280,19 @@ mod tests {
         key_at(start, end, 1000 + start)
     }
 
-    fn fails(places: &mut Places, start: u64, end: u64, now: u64) {
+    fn fails(places: &mut FailedExtents, start: u64, end: u64, now: u64) {
         places.fails(&key(start, end), false, at(now), Some(at(0)), Error::LostWrites);
     }
 
     /// The parts of `[start, end)` that may be tried, and whether each is tried alone.
-    fn free(places: &mut Places, start: u64, end: u64, now: u64) -> Vec<(u64, u64, bool)> {
+    fn free(places: &mut FailedExtents, start: u64, end: u64, now: u64) -> Vec<(u64, u64, bool)> {
         let parts = places.parts(&key(start, end), at(now));
         parts.free.iter().map(|(part, alone)| (part.start(), part.end, *alone)).collect()
     }
 
     #[test]
     fn a_place_is_left_out_for_twice_as_long_each_time() {
-        let mut places = Places::default();
+        let mut places = FailedExtents::default();
         assert_eq!(free(&mut places, 0, 100, 0), [(0, 100, false)]);
         let (mut now, mut waits) = (0, Vec::new());
         for _ in 0..14 {
@@ -314,7 +314,7 @@ mod tests {
 
     #[test]
     fn a_place_leaves_when_its_data_does() {
-        let mut places = Places::default();
+        let mut places = FailedExtents::default();
         fails(&mut places, 40, 48, 0);
         fails(&mut places, 80, 88, 0);
         places.keep_dirty(0, 60, &[key(30, 44)]);
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn other_data_may_be_read_where_some_could_not() {
-        let mut places = Places::default();
+        let mut places = FailedExtents::default();
         places.fails(&key_at(40, 48, 5000), true, at(0), Some(at(0)), Error::LostWrites);
         let parts = places.parts(&key_at(32, 48, 4992), at(0));
         assert_eq!(
@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn the_nearest_become_one_when_there_are_too_many() {
-        let mut places = Places::default();
+        let mut places = FailedExtents::default();
         for n in 0..PLACES_MAX as u64 {
             fails(&mut places, 100 * n, 100 * n + 8, 10 + n);
         }
@@ -368,7 +368,7 @@ mod tests {
 
     #[test]
     fn what_is_there_may_be_as_old_as_it_was_when_it_failed_first() {
-        let mut places = Places::default();
+        let mut places = FailedExtents::default();
         assert_eq!(places.oldest(at(0)), None);
         places.fails(&key(40, 48), false, at(9), Some(at(5)), Error::LostWrites);
         places.fails(&key(40, 48), false, at(19), Some(at(15)), Error::LostWrites);

@@ -5,8 +5,8 @@ use crate::options::VolumeOptions;
 use crate::request::Target;
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
 use crate::volume::VolumeId;
-use crate::writeback::dirty_age::Age;
-use crate::writeback::rate::{self, Measured, Rate, UNLIMITED};
+use crate::writeback::dirty_age::DirtyAgeTracker;
+use crate::writeback::rate::{self, RateController, RateInputs, UNLIMITED};
 use bcached_env::Time;
 use core::time::Duration;
 
@@ -28,9 +28,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub struct Pace {
     /// The controller and the limiter.
-    pub rate: Rate,
+    pub rate: RateController,
     /// The age of the dirty data.
-    pub age: Age,
+    pub age: DirtyAgeTracker,
     /// Number of keys of the next batch, adjusted to the duration of the last ones.
     batch_keys: usize,
     /// Number of writes in flight, adjusted to the latency of the last ones.
@@ -50,8 +50,8 @@ pub struct Pace {
 impl Default for Pace {
     fn default() -> Self {
         Self {
-            rate: Rate::default(),
-            age: Age::default(),
+            rate: RateController::default(),
+            age: DirtyAgeTracker::default(),
             batch_keys: BATCH_KEYS_MIN,
             depth: DEPTH_MAX,
             pause: Duration::ZERO,
@@ -65,7 +65,7 @@ impl Default for Pace {
 
 /// The size of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Size {
+pub struct BatchSize {
     /// Maximum keys.
     pub keys: usize,
     /// Maximum sectors, except for the last key.
@@ -79,7 +79,7 @@ pub struct Size {
 
 /// What a volume's write-back is to do now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Call {
+pub enum PaceDecision {
     /// Write a batch.
     Write,
     /// Do nothing before then.
@@ -87,7 +87,7 @@ pub enum Call {
 }
 
 /// The result of a step.
-struct Step {
+struct PaceStep {
     options: VolumeOptions,
     is_urgent: bool,
     /// The disk is taken to sleep.
@@ -112,10 +112,10 @@ impl Pace {
 
     /// The size of the next batch; if it `hurries`, of one that does not spare clients.
     #[must_use]
-    pub fn size(&self, hurries: bool) -> Size {
+    pub fn size(&self, hurries: bool) -> BatchSize {
         let rate = if hurries { UNLIMITED } else { self.rate.allowed() };
         let spares = !hurries && !self.is_urgent;
-        Size {
+        BatchSize {
             keys: self.batch_keys,
             sectors: rate.saturating_mul(BATCH_TIME.as_secs()).min(BATCH_SECTORS_MAX),
             depth: if spares { self.depth } else { DEPTH_MAX },
@@ -174,10 +174,10 @@ impl State {
             && self.volumes.iter().all(|(_, volume)| volume.requests == 0)
     }
 
-    fn measured(&self, id: VolumeId) -> Measured {
+    fn measured(&self, id: VolumeId) -> RateInputs {
         let inode = self.volumes.get(id).and_then(|volume| volume.inode);
         let in_use_percent = self.in_use_percent();
-        Measured {
+        RateInputs {
             dirty: inode.map_or(0, |inode| self.dirty.of(inode)),
             target: self.dirty_target(id),
             in_use_percent,
@@ -194,7 +194,7 @@ impl State {
     }
 
     /// Runs a step of the volume's controller, if one is due, and updates what is urgent.
-    fn step(&mut self, target: &Target) -> Option<Step> {
+    fn step(&mut self, target: &Target) -> Option<PaceStep> {
         let (now, mut measured) = (self.now, self.measured(target.id));
         let volume = self.volumes.get_mut(target.id)?;
         if measured.dirty > 0 && volume.pace.age.inherits(now) {
@@ -207,13 +207,13 @@ impl State {
         pace.is_urgent = is_urgent;
         let has_dirty = measured.dirty > 0;
         let is_too_much = options.writeback_percent > 0 && measured.dirty > 2 * measured.target;
-        if has_dirty && volume.company.is_asleep(now, &options) && (is_urgent || is_too_much) {
-            volume.company.wakes(now);
+        if has_dirty && volume.client_activity.is_asleep(now, &options) && (is_urgent || is_too_much) {
+            volume.client_activity.wakes(now);
         }
         if !has_dirty {
-            volume.company.rests();
+            volume.client_activity.rests();
         }
-        let is_asleep = volume.company.is_asleep(now, &options);
+        let is_asleep = volume.client_activity.is_asleep(now, &options);
         // Once the disk is awake, all dirty data is written back, so that it can sleep again.
         measured.is_idle |= options.spindown_after.is_some() && !is_asleep;
         if pace.rate.is_due(now, &options) {
@@ -224,28 +224,28 @@ impl State {
         let may_rest = measured.dirty <= measured.target && !is_urgent;
         let rest_until = if may_rest { pace.rest_until.max(pace.retry_at) } else { pace.retry_at };
         let due = pace.rate.due(now).max(if is_urgent { now } else { pace.paused_until });
-        Some(Step { options, is_urgent, is_asleep, rest_until, has_dirty, due })
+        Some(PaceStep { options, is_urgent, is_asleep, rest_until, has_dirty, due })
     }
 
     /// What the volume's write-back may do now.
-    pub fn call_write_back(&mut self, target: &Target) -> Call {
+    pub fn call_write_back(&mut self, target: &Target) -> PaceDecision {
         let now = self.now;
-        let Some(Step { options, is_urgent, is_asleep, rest_until, has_dirty, due }) = self.step(target)
+        let Some(PaceStep { options, is_urgent, is_asleep, rest_until, has_dirty, due }) = self.step(target)
         else {
-            return Call::Wait(now + IDLE);
+            return PaceDecision::Wait(now + IDLE);
         };
         // Whatever it waits for, ask the controller again after that time: a missed notification
         // costs no more than that.
         let next_step = now + options.writeback_rate_update;
         let is_still = !options.writeback_running || options.writeback_quiet && !is_urgent;
         if is_still && let Some(volume) = self.volumes.get_mut(target.id) {
-            volume.company.rests();
+            volume.client_activity.rests();
         }
         if !has_dirty || is_still || is_asleep {
-            return Call::Wait(next_step);
+            return PaceDecision::Wait(next_step);
         }
         let due = due.max(rest_until);
-        if due > now { Call::Wait(due.min(next_step)) } else { Call::Write }
+        if due > now { PaceDecision::Wait(due.min(next_step)) } else { PaceDecision::Write }
     }
 
     /// Returns whether `sectors` of a running batch may be written now, and counts them; if not,
@@ -283,7 +283,10 @@ mod tests {
     fn batches_grow_and_shrink_with_the_time_they_take() {
         let mut pace = Pace::default();
         let (short, second) = (Duration::from_millis(10), Duration::from_secs(1));
-        assert_eq!(pace.size(true), Size { keys: 128, sectors: BATCH_SECTORS_MAX, depth: 32, spares: false });
+        assert_eq!(
+            pace.size(true),
+            BatchSize { keys: 128, sectors: BATCH_SECTORS_MAX, depth: 32, spares: false }
+        );
         pace.learns_time(128, short);
         assert_eq!(pace.size(true).keys, 256, "twice as many, not a hundred times");
         for _ in 0..9 {

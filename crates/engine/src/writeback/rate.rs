@@ -27,7 +27,7 @@ const SECOND: i128 = 1_000_000_000;
 
 /// The inputs of the controller.
 #[derive(Clone, Copy, Debug)]
-pub struct Measured {
+pub struct RateInputs {
     /// Dirty sectors of the volume.
     pub dirty: u64,
     /// Target for its dirty sectors.
@@ -56,7 +56,7 @@ pub fn target(cache: u64, percent: u64, backing: u64, all_backings: u64) -> u64 
 
 /// The controller and the limiter of one volume.
 #[derive(Clone, Debug)]
-pub struct Rate {
+pub struct RateController {
     /// Rate of the controller.
     rate: u64,
     /// Rate in force.
@@ -71,7 +71,7 @@ pub struct Rate {
     settled: Time,
 }
 
-impl Default for Rate {
+impl Default for RateController {
     fn default() -> Self {
         Self {
             rate: FIRST,
@@ -101,7 +101,7 @@ pub struct RateInfo {
     pub next: Duration,
 }
 
-impl Rate {
+impl RateController {
     /// Returns true if a step is due.
     #[must_use]
     pub fn is_due(&self, now: Time, options: &VolumeOptions) -> bool {
@@ -110,7 +110,7 @@ impl Rate {
 
     /// Runs a step of the controller. `needed` is the minimum rate that the age of the data
     /// requires.
-    pub fn update(&mut self, now: Time, options: &VolumeOptions, measured: &Measured, needed: u64) {
+    pub fn update(&mut self, now: Time, options: &VolumeOptions, measured: &RateInputs, needed: u64) {
         self.settle(now);
         let keeps_up = self.owed >= -self.in_time(LAG);
         if !measured.is_idle && options.writeback_percent > 0 && measured.dirty > 0 {
@@ -120,9 +120,9 @@ impl Rate {
         self.allow(now, options, measured, needed);
     }
 
-    /// Like [`Rate::update`] without a step: applies what has become urgent, or has ceased to be,
-    /// since the last step.
-    pub fn allow(&mut self, now: Time, options: &VolumeOptions, measured: &Measured, needed: u64) {
+    /// Like [`RateController::update`] without a step: applies what has become urgent, or has
+    /// ceased to be, since the last step.
+    pub fn allow(&mut self, now: Time, options: &VolumeOptions, measured: &RateInputs, needed: u64) {
         self.settle(now);
         let hurries = options.writeback_percent == 0 || measured.is_full || measured.is_idle;
         let wanted = if hurries { UNLIMITED } else { self.rate.max(needed) };
@@ -140,7 +140,7 @@ impl Rate {
         self.limit_credit();
     }
 
-    fn step(&mut self, options: &VolumeOptions, measured: &Measured, keeps_up: bool) {
+    fn step(&mut self, options: &VolumeOptions, measured: &RateInputs, keeps_up: bool) {
         let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         let error = signed(measured.dirty) - signed(measured.target);
         let inverse = |number: u64| signed(number.max(1));
@@ -223,7 +223,7 @@ impl Rate {
 }
 
 /// The rate that the buckets in use require when dirty data is scattered, in sectors per second.
-fn scattered(options: &VolumeOptions, measured: &Measured) -> Option<i64> {
+fn scattered(options: &VolumeOptions, measured: &RateInputs) -> Option<i64> {
     /// Above each of these shares of buckets in use, in percent, another weight applies.
     const STEPS: [u64; 3] = [50, 57, 64];
     /// Dirty data counts as scattered if its buckets have room for more than this many times its
@@ -255,8 +255,8 @@ mod tests {
     /// The setup on which the kernel's values were measured: 1 GiB of cache in buckets of 512 KiB.
     const CACHE: u64 = 1024 * MIB;
 
-    fn measured(dirty: u64, target: u64) -> Measured {
-        Measured {
+    fn measured(dirty: u64, target: u64) -> RateInputs {
+        RateInputs {
             dirty,
             target,
             in_use_percent: 10,
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn below_the_target_the_rate_is_the_minimum() {
         let options = VolumeOptions::default();
-        let mut rate = Rate::default();
+        let mut rate = RateController::default();
         rate.update(at(5), &options, &measured(8, target(CACHE, 10, 1, 1)), 0);
         let info = rate.info(at(5), &options);
         assert_eq!(info.rate, Some(8), "the kernel shows 4.0k/sec");
@@ -295,7 +295,7 @@ mod tests {
     #[test]
     fn above_the_target_the_rate_grows_at_once_and_with_time() {
         let options = VolumeOptions::default();
-        let mut rate = Rate::default();
+        let mut rate = RateController::default();
         // 37.56 MiB above the target.
         let above = measured(89_831, 12_902);
         rate.charge(at(5), 100_000);
@@ -316,7 +316,7 @@ mod tests {
     #[test]
     fn what_has_added_up_goes_first_when_the_target_is_reached() {
         let options = VolumeOptions::default();
-        let mut rate = Rate { integral: 1_000_000, ..Rate::default() };
+        let mut rate = RateController { integral: 1_000_000, ..RateController::default() };
         rate.update(at(5), &options, &measured(1000, 2000), 0);
         assert_eq!(rate.integral, 995_000);
         rate.integral = -5;
@@ -327,13 +327,13 @@ mod tests {
     #[test]
     fn scattered_data_is_written_back_faster_as_the_cache_fills() {
         let options = VolumeOptions::default();
-        let full = |in_use_percent| Measured {
+        let full = |in_use_percent| RateInputs {
             in_use_percent,
             dirty_buckets: 1000,
             ..measured(100_000, CACHE / 10)
         };
         let of = |in_use, options: &VolumeOptions| {
-            let mut rate = Rate::default();
+            let mut rate = RateController::default();
             rate.update(at(5), options, &full(in_use), 0);
             rate.allowed()
         };
@@ -345,8 +345,8 @@ mod tests {
         assert_eq!(of(70, &options), 600_000);
         let blind = VolumeOptions { writeback_consider_fragment: false, ..options };
         assert_eq!(of(70, &blind), 8);
-        let dense = Measured { dirty_buckets: 200, ..full(70) };
-        let mut rate = Rate::default();
+        let dense = RateInputs { dirty_buckets: 200, ..full(70) };
+        let mut rate = RateController::default();
         rate.update(at(5), &options, &dense, 0);
         assert_eq!(rate.allowed(), 8, "two buckets' worth in each is not scattered");
     }
@@ -354,15 +354,15 @@ mod tests {
     #[test]
     fn who_may_hurry_does_and_a_ceiling_holds() {
         let options = VolumeOptions::default();
-        let mut rate = Rate::default();
-        let idle = Measured { is_idle: true, ..measured(10, 2000) };
+        let mut rate = RateController::default();
+        let idle = RateInputs { is_idle: true, ..measured(10, 2000) };
         rate.update(at(5), &options, &idle, 0);
         assert_eq!(rate.allowed(), UNLIMITED);
         assert_eq!(rate.info(at(5), &options).rate, None);
         // The first request ends the idle state.
         rate.allow(at(6), &options, &measured(10, 2000), 0);
         assert_eq!(rate.allowed(), 1024);
-        rate.allow(at(6), &options, &Measured { is_full: true, ..measured(10, 2000) }, 0);
+        rate.allow(at(6), &options, &RateInputs { is_full: true, ..measured(10, 2000) }, 0);
         assert_eq!(rate.allowed(), UNLIMITED);
         rate.allow(at(6), &options, &measured(10, 2000), 5000);
         assert_eq!(rate.allowed(), 5000, "what the age of the data asks for");
@@ -377,7 +377,7 @@ mod tests {
     #[test]
     fn the_limiter_keeps_the_rate_exactly_and_forgets_old_credit() {
         let options = VolumeOptions { writeback_rate_minimum: 100, ..VolumeOptions::default() };
-        let mut rate = Rate::default();
+        let mut rate = RateController::default();
         rate.update(at(100), &options, &measured(8, 1000), 0);
         assert_eq!(rate.allowed(), 100);
         assert_eq!(rate.due(at(100)), at(100));

@@ -10,7 +10,7 @@ use crate::volume::Volume;
 
 /// The error that keeps dirty data from being written back.
 #[derive(Clone, Debug, PartialEq)]
-pub struct WritebackTrouble {
+pub struct WritebackError {
     /// First sector of the volume where it occurred.
     pub sector: u64,
     /// Number of sectors affected, as far as known.
@@ -21,13 +21,13 @@ pub struct WritebackTrouble {
 
 /// The ranges that one batch has passed, and its first error. Sectors of the key space.
 #[derive(Default)]
-pub struct Round {
+pub struct BatchProgress {
     passed: [(u64, u64); 2],
     met: Option<(u64, u64, Error)>,
     barred: Option<Error>,
 }
 
-impl Round {
+impl BatchProgress {
     /// Records that the batch has looked for dirty data in `[start, end)`.
     pub const fn passes(&mut self, start: u64, end: u64) {
         self.passed = [self.passed[1], (start, end)];
@@ -54,7 +54,7 @@ impl Round {
         let dirty = target.inode.map_or(0, |inode| s.dirty.of(inode));
         let volume = s.volumes.get_mut(target.id)?;
         if dirty == 0 {
-            volume.places.clear();
+            volume.failed_extents.clear();
         }
         let past = volume.writeback_trouble.as_ref().is_some_and(|trouble| {
             let at = trouble.sector + target.data_offset;
@@ -66,10 +66,10 @@ impl Round {
         if let Some((start, end, error)) = &self.met {
             let sector = start.saturating_sub(target.data_offset);
             volume.writeback_trouble =
-                Some(WritebackTrouble { sector, sectors: end - start, error: error.clone() });
+                Some(WritebackError { sector, sectors: end - start, error: error.clone() });
         }
         let met = self.met.map(|(_, _, error)| error).or(self.barred);
-        volume.stands_still = met.is_some() && (sectors == 0 || dirty <= volume.places.sectors());
+        volume.stands_still = met.is_some() && (sectors == 0 || dirty <= volume.failed_extents.sectors());
         met
     }
 }
@@ -78,12 +78,12 @@ impl Volume {
     /// The error that keeps dirty data from being written back, if any: that of the first failed
     /// extent, unless there is a more severe one.
     #[must_use]
-    pub fn shown_trouble(&self) -> Option<WritebackTrouble> {
-        let of_place = |(start, end, error): (u64, u64, &Error)| WritebackTrouble {
+    pub fn shown_trouble(&self) -> Option<WritebackError> {
+        let of_place = |(start, end, error): (u64, u64, &Error)| WritebackError {
             sector: start.saturating_sub(self.data_offset),
             sectors: end - start,
             error: error.clone(),
         };
-        self.writeback_trouble.clone().or_else(|| self.places.first().map(of_place))
+        self.writeback_trouble.clone().or_else(|| self.failed_extents.first().map(of_place))
     }
 }

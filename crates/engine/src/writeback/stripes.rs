@@ -11,7 +11,7 @@
 use crate::btree::Attempt;
 use crate::error::Error;
 use crate::options::VolumeOptions;
-use crate::request::{Range, Target};
+use crate::request::{SectorRange, Target};
 use crate::set::CacheSet;
 use crate::state::State;
 use alloc::boxed::Box;
@@ -136,9 +136,9 @@ impl Stripes {
 
     /// The first stripe from `at` on that is dirty throughout.
     #[must_use]
-    pub fn full_from(&self, at: u64) -> Option<Range> {
+    pub fn full_from(&self, at: u64) -> Option<SectorRange> {
         let stripe = self.full.range(at.div_ceil(self.sectors)..).next()?;
-        Some(Range { start: stripe * self.sectors, end: (stripe + 1) * self.sectors })
+        Some(SectorRange { start: stripe * self.sectors, end: (stripe + 1) * self.sectors })
     }
 
     /// The number of stripes that are dirty throughout.
@@ -161,21 +161,21 @@ fn place_of(stripe: u64) -> (u64, usize) {
 
 /// The position of write-back among full stripes.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Cursor {
+pub struct StripeCursor {
     /// The rest of the stripe that has been begun.
-    rest: Option<Range>,
+    rest: Option<SectorRange>,
     /// Where the search for the next one starts.
     from: u64,
     /// Number of batches of full stripes since one of whatever was dirty.
     in_a_row: u32,
 }
 
-impl Cursor {
+impl StripeCursor {
     /// The next range to write back: the rest of a stripe, or the next one that is dirty
     /// throughout, wrapping at the end. `before` is the start of the previous range in the same
     /// batch. A range at or before it means that the search has wrapped around, and `None` is
     /// returned.
-    fn next(&mut self, stripes: &Stripes, before: Option<u64>) -> Option<Range> {
+    fn next(&mut self, stripes: &Stripes, before: Option<u64>) -> Option<SectorRange> {
         let next = || stripes.full_from(self.from).or_else(|| stripes.full_from(0));
         let range = self.rest.take().or_else(next)?;
         if before.is_some_and(|before| range.start <= before) {
@@ -188,7 +188,7 @@ impl Cursor {
     /// Moves back to `sector`, because the batch that was chosen last was not begun from there on.
     pub fn goes_back_to(&mut self, sector: u64, stripe_sectors: u64) {
         let end = (sector / stripe_sectors + 1) * stripe_sectors;
-        self.rest = Some(Range { start: sector, end });
+        self.rest = Some(SectorRange { start: sector, end });
         self.from = end;
     }
 }
@@ -197,14 +197,14 @@ impl State {
     /// Returns true if `range` touches a stripe with dirty data that is expensive to write in
     /// parts: then the write should go to the cache too.
     #[must_use]
-    pub(crate) fn completes_a_stripe(&self, target: &Target, range: Range) -> bool {
+    pub(crate) fn completes_a_stripe(&self, target: &Target, range: SectorRange) -> bool {
         let stripes = target.inode.and_then(|inode| self.dirty.stripes(inode));
         stripes.is_some_and(|stripes| stripes.touches_dirty(range.start, range.end))
     }
 
     /// The next range of a full stripe to write back, behind `before`; `None`: there is none, or
     /// other data is due.
-    fn next_full(&mut self, target: &Target, before: Option<u64>) -> Option<Range> {
+    fn next_full(&mut self, target: &Target, before: Option<u64>) -> Option<SectorRange> {
         let now = self.now;
         let stripes = self.dirty.stripes(target.inode?)?;
         let volume = self.volumes.get_mut(target.id)?;
@@ -235,7 +235,7 @@ impl State {
             self.dirty.forget_stripes(|inode| !served.contains(&inode));
             self.dirty.set_stripes(inode, wanted.map(Stripes::new));
             if let Some(volume) = self.volumes.get_mut(target.id) {
-                volume.stripes = Cursor::default();
+                volume.stripes = StripeCursor::default();
             }
         }
         let counted_to = self.dirty.stripes(inode)?.counted_to();
@@ -283,14 +283,14 @@ pub async fn follow(set: &CacheSet, target: &Target) -> Result<(), Error> {
 /// Offers full stripes to `taken`, in device order, until it takes one of them only in part; the
 /// rest is offered next time. `taken` returns how far it got. Returns false if there is no full
 /// stripe.
-pub async fn offer(set: &CacheSet, target: &Target, mut taken: impl AsyncFnMut(Range) -> u64) -> bool {
+pub async fn offer(set: &CacheSet, target: &Target, mut taken: impl AsyncFnMut(SectorRange) -> u64) -> bool {
     let mut offered = None;
     while let Some(range) = set.with(|s| s.next_full(target, offered)) {
         offered = Some(range.start);
         let upto = taken(range).await;
         let is_over = set.with(|s| {
             let volume = s.volumes.get_mut(target.id)?;
-            volume.stripes.rest = (upto < range.end).then_some(Range { start: upto, ..range });
+            volume.stripes.rest = (upto < range.end).then_some(SectorRange { start: upto, ..range });
             Some(upto < range.end)
         });
         if is_over.unwrap_or(true) {
@@ -320,10 +320,10 @@ mod tests {
         let mut stripes = Stripes::new(100);
         stripes.count(1000, &[(50, 70), (120, 330)]);
         assert_eq!((stripes.total(), stripes.full_count()), (230, 1));
-        assert_eq!(stripes.full_from(0), Some(Range { start: 200, end: 300 }));
+        assert_eq!(stripes.full_from(0), Some(SectorRange { start: 200, end: 300 }));
         assert_eq!(stripes.full_from(201), None);
         stripes.add(100, 120);
-        assert_eq!(stripes.full_from(0), Some(Range { start: 100, end: 200 }));
+        assert_eq!(stripes.full_from(0), Some(SectorRange { start: 100, end: 200 }));
         stripes.remove(150, 250);
         assert_eq!((stripes.total(), stripes.full_count()), (150, 0));
         assert!(stripes.touches_dirty(0, 1) && stripes.touches_dirty(390, 401));
@@ -337,7 +337,7 @@ mod tests {
     fn full_stripes_are_offered_once_a_batch() {
         let mut stripes = Stripes::new(100);
         stripes.count(1000, &[(200, 300), (600, 800)]);
-        let mut cursor = Cursor::default();
+        let mut cursor = StripeCursor::default();
         cursor.goes_back_to(550, 100);
         let mut batch = || {
             let mut starts = Vec::new();

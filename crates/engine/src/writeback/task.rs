@@ -7,8 +7,8 @@ use crate::request::Target;
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::{VolumeId, record};
-use crate::writeback::batch::{self, Batch};
-use crate::writeback::pace::Call;
+use crate::writeback::batch::{self, BatchResult};
+use crate::writeback::pace::PaceDecision;
 use crate::writeback::stripes;
 use alloc::boxed::Box;
 use bcached_env::Time;
@@ -57,8 +57,8 @@ async fn turn(set: &CacheSet, id: VolumeId) -> Time {
     let alone = set.with(|s| s.volumes.get(id)?.writeback_lock.try_acquire(1));
     let Some(_alone) = alone else { return aside };
     let next = match set.with(|s| s.call_write_back(&target)) {
-        Call::Wait(until) => until,
-        Call::Write => {
+        PaceDecision::Wait(until) => until,
+        PaceDecision::Write => {
             let batch = batch::clean_batch(set, &target, false).await;
             after(set, &target, &batch);
             set.env().now()
@@ -93,7 +93,7 @@ pub fn stays_marked(s: &mut State, id: VolumeId) -> bool {
 }
 
 /// Sets how long the volume rests after a batch.
-fn after(set: &CacheSet, target: &Target, batch: &Batch) {
+fn after(set: &CacheSet, target: &Target, batch: &BatchResult) {
     let is_behind = set.with(|s| s.is_behind(target));
     if batch.sectors > 0 && is_behind {
         set.signals().allocator_work.notify_all();
@@ -104,7 +104,7 @@ fn after(set: &CacheSet, target: &Target, batch: &Batch) {
     set.with(|s| {
         let now = s.now;
         let Some(volume) = s.volumes.get_mut(target.id) else { return };
-        volume.company.rests();
+        volume.client_activity.rests();
         // Two sweeps and a rest between them stay within the limit.
         let limit = volume.options.max_dirty_age.map_or(Duration::MAX, |limit| limit / 4);
         let rest = volume.options.writeback_delay.min(limit);

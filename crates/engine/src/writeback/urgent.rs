@@ -29,9 +29,9 @@ const REST_BESIDE_WRITES: Duration = Duration::from_millis(10);
 
 /// Cancels long work. Clones share one flag.
 #[derive(Clone, Default)]
-pub struct Cancel(Rc<Cell<bool>>);
+pub struct CancelToken(Rc<Cell<bool>>);
 
-impl Cancel {
+impl CancelToken {
     /// Returns true if the work is to be cancelled.
     #[must_use]
     pub fn is_asked(&self) -> bool {
@@ -48,7 +48,7 @@ impl Cancel {
 pub async fn write_back(
     set: &CacheSet,
     target: &Target,
-    cancel: &Cancel,
+    cancel: &CancelToken,
     mut is_done: impl AsyncFnMut() -> Result<bool, Error>,
 ) -> Result<(), Error> {
     let _alone = alone(set, target.id).await?;
@@ -84,22 +84,22 @@ pub async fn write_back(
 
 /// Runs sweeps until one has skipped nothing. Data that cannot be written back is skipped a few
 /// times and then reported as an error; all other data is clean by then.
-async fn sweep(set: &CacheSet, target: &Target, cancel: &Cancel) -> Result<(), Error> {
+async fn sweep(set: &CacheSet, target: &Target, cancel: &CancelToken) -> Result<(), Error> {
     let _alone = alone(set, target.id).await?;
     walked(set, cancel).await?;
     set.with(|s| s.retry_places(target));
     let mut fruitless = 0;
     loop {
         match sweep_once(set, target, cancel).await? {
-            Swept { is_clean: true, .. } => return tell_hidden(set, target),
-            Swept { has_gaps: false, trouble: None, .. } => {
+            SweepResult { is_clean: true, .. } => return tell_hidden(set, target),
+            SweepResult { has_gaps: false, trouble: None, .. } => {
                 // Data left to writes in progress is covered only once these have ended.
                 if changes_have_ended(set, target, cancel).await? {
                     return Ok(());
                 }
             }
-            Swept { trouble: None, .. } => rest(set, cancel, REST_BESIDE_WRITES).await,
-            Swept { trouble: Some(error), .. } => {
+            SweepResult { trouble: None, .. } => rest(set, cancel, REST_BESIDE_WRITES).await,
+            SweepResult { trouble: Some(error), .. } => {
                 fruitless += 1;
                 if fruitless == FRUITLESS_MAX {
                     return Err(error);
@@ -118,7 +118,7 @@ fn tell_hidden(set: &CacheSet, target: &Target) -> Result<(), Error> {
 
 /// Waits for the changes in flight. Returns false if one failed to which the last sweep had left
 /// something.
-async fn changes_have_ended(set: &CacheSet, target: &Target, cancel: &Cancel) -> Result<bool, Error> {
+async fn changes_have_ended(set: &CacheSet, target: &Target, cancel: &CancelToken) -> Result<bool, Error> {
     set.with(|s| {
         let Some(volume) = s.volumes.get_mut(target.id) else { return };
         volume.round += 1;
@@ -139,7 +139,7 @@ async fn changes_have_ended(set: &CacheSet, target: &Target, cancel: &Cancel) ->
 }
 
 /// The result of a sweep.
-struct Swept {
+struct SweepResult {
     /// Nothing is dirty.
     is_clean: bool,
     /// It has skipped something.
@@ -149,13 +149,13 @@ struct Swept {
 }
 
 /// Sweeps from the start of the volume to its end.
-async fn sweep_once(set: &CacheSet, target: &Target, cancel: &Cancel) -> Result<Swept, Error> {
+async fn sweep_once(set: &CacheSet, target: &Target, cancel: &CancelToken) -> Result<SweepResult, Error> {
     let mut trouble = None;
     let began = set.with(|s| s.sweep_begins(target));
     loop {
         check(set, cancel)?;
         match set.with(|s| s.swept_since(target, began)) {
-            Some((is_clean, has_gaps)) => return Ok(Swept { is_clean, has_gaps, trouble }),
+            Some((is_clean, has_gaps)) => return Ok(SweepResult { is_clean, has_gaps, trouble }),
             None => {
                 let batch = batch::clean_batch(set, target, true).await;
                 trouble = trouble.or(batch.trouble);
@@ -170,7 +170,7 @@ impl State {
     fn retry_places(&mut self, target: &Target) {
         let now = self.now;
         if let Some(volume) = self.volumes.get_mut(target.id) {
-            volume.places.retry(now);
+            volume.failed_extents.retry(now);
         }
     }
 
@@ -197,7 +197,7 @@ impl State {
 }
 
 /// Waits until the amount of dirty data is known, but does not wait for a node that cannot be read.
-pub async fn walked(set: &CacheSet, cancel: &Cancel) -> Result<(), Error> {
+pub async fn walked(set: &CacheSet, cancel: &CancelToken) -> Result<(), Error> {
     while !set.has_walked()? {
         check(set, cancel)?;
         // Cancelling notifies this, and so does the end of the walk.
@@ -214,7 +214,7 @@ async fn alone(set: &CacheSet, id: VolumeId) -> Result<Permit, Error> {
 }
 
 /// Returns an error if long work must not continue.
-pub fn check(set: &CacheSet, cancel: &Cancel) -> Result<(), Error> {
+pub fn check(set: &CacheSet, cancel: &CancelToken) -> Result<(), Error> {
     set.check_alive()?;
     if set.with(|s| s.stopping) {
         return Err(Error::Stopping);
@@ -227,7 +227,7 @@ async fn goes_on(set: &CacheSet) {
     set.env().yield_now().await;
 }
 
-async fn rest(set: &CacheSet, cancel: &Cancel, time: Duration) {
+async fn rest(set: &CacheSet, cancel: &CancelToken, time: Duration) {
     let until = set.env().now() + time;
     while set.env().now() < until && !set.is_ending() && !cancel.is_asked() {
         set.env().wait_until(&set.signals().writeback_work, until).await;
@@ -236,7 +236,7 @@ async fn rest(set: &CacheSet, cancel: &Cancel, time: Duration) {
 
 impl CacheSet {
     /// Cancels long work. It ends with [`Error::Cancelled`] when its current batch has ended.
-    pub fn cancel(&self, cancel: &Cancel) {
+    pub fn cancel(&self, cancel: &CancelToken) {
         cancel.0.set(true);
         self.signals().writeback_work.notify_all();
     }
@@ -249,7 +249,7 @@ impl CacheSet {
     /// The backing device refuses some of the data (then the rest is written back), the work is
     /// cancelled, the set is being stopped or fails, there is no such volume, or it has no backing
     /// device.
-    pub async fn write_back(&self, id: VolumeId, cancel: &Cancel) -> Result<(), Error> {
+    pub async fn write_back(&self, id: VolumeId, cancel: &CancelToken) -> Result<(), Error> {
         let target = self.with(|s| s.hold(id))?;
         let written = match (&target.backing, target.inode) {
             (None, _) => Err(Error::FlashOnly),

@@ -1,7 +1,7 @@
 //! A backing device is attached completely or not at all.
 
-use crate::beside::Beside;
-use crate::memory::{Mishap, NoNote};
+use crate::background_tasks::BackgroundTask;
+use crate::memory::{NoNote, OpFault};
 use crate::rig::{BACKING, CACHE, Rig, Sizes, backing_superblock, run, superblock_on};
 use bcached_engine::{CacheSet, Error, Options};
 use bcached_env::{DiskId, Op};
@@ -29,7 +29,7 @@ fn an_attach_that_failed_leaves_nothing_and_can_be_repeated() {
             return None;
         }
         count.set(count.get() + 1);
-        is_failing.get().then_some(Mishap::Fails)
+        is_failing.get().then_some(OpFault::Fails)
     }));
     let done = executor.block_on(async move {
         let set = CacheSet::open(env, DiskId(0), Box::new(NoNote), Options::default()).await.expect("sound");
@@ -62,10 +62,10 @@ fn of_two_copies_that_come_at_once_one_is_written_to() {
             CacheSet::open(env.clone(), CACHE, Box::new(NoNote), Options::default()).await.expect("sound");
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
             let superblock = matches!(op, Op::Write { sector, .. } if *sector == SUPERBLOCK_SECTOR);
-            (disk == BACKING && superblock).then_some(Mishap::Waits)
+            (disk == BACKING && superblock).then_some(OpFault::Waits)
         }));
         let (first, mode) = (set.clone(), Some(CacheMode::Writearound));
-        let coming = Beside::start(&env, async move { first.add_backing(BACKING, mode).await });
+        let coming = BackgroundTask::start(&env, async move { first.add_backing(BACKING, mode).await });
         env.sleep(Duration::from_millis(1)).await;
         assert_eq!(set.add_backing(copy, mode).await, Err(Error::Duplicate));
         assert_eq!(set.add_uncached(copy).await, Err(Error::Duplicate));

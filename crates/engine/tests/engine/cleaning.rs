@@ -1,10 +1,10 @@
 //! Write-back on demand: it covers all data that is dirty at that moment, and ends even if clients
 //! keep writing.
 
-use crate::beside::{Beside, asking};
-use crate::memory::Mishap;
+use crate::background_tasks::{BackgroundTask, asking};
+use crate::memory::OpFault;
 use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, open, run, write};
-use bcached_engine::{CacheSet, Cancel, Error, Options, VolumeId, VolumeOptions};
+use bcached_engine::{CacheSet, CancelToken, Error, Options, VolumeId, VolumeOptions};
 use bcached_env::rng::Rng;
 use bcached_env::{Env, Op};
 use bcached_format::BackingState;
@@ -28,14 +28,14 @@ async fn dirty(set: &CacheSet, volume: VolumeId, count: u64, byte: u8) {
 }
 
 async fn cleaned(set: &CacheSet, volume: VolumeId) -> Result<(), Error> {
-    set.write_back(volume, &Cancel::default()).await
+    set.write_back(volume, &CancelToken::default()).await
 }
 
 /// Clients overwrite all of it, single sectors and pieces, from several places and without a pause.
-fn writers(env: &Env, set: &CacheSet, volume: VolumeId, goes_on: &Rc<Cell<bool>>) -> Vec<Beside<()>> {
+fn writers(env: &Env, set: &CacheSet, volume: VolumeId, goes_on: &Rc<Cell<bool>>) -> Vec<BackgroundTask<()>> {
     let one = |client: u64| {
         let (set, goes_on) = (set.clone(), Rc::clone(goes_on));
-        Beside::start(env, async move {
+        BackgroundTask::start(env, async move {
             let mut random = Rng::new(client);
             while goes_on.get() {
                 let sector = random.below(512) * 16 + random.below(4);
@@ -91,7 +91,7 @@ fn one_bad_place_is_named_and_the_rest_leaves() {
             let Op::Write { sector, payload, .. } = op else { return None };
             let (start, end) = (*sector, *sector + payload.len() as u64 / 512);
             let is_bad = (start..end).contains(&(DATA_OFFSET + 804));
-            (disk == BACKING && is_bad).then_some(Mishap::Fails)
+            (disk == BACKING && is_bad).then_some(OpFault::Fails)
         }));
         let error = cleaned(&set, volume).await.expect_err("it takes not all");
         assert!(matches!(error, Error::Io { .. }), "{error}");
@@ -115,19 +115,19 @@ fn it_can_be_cancelled_and_a_stop_ends_it() {
         dirty(&set, volume, 100, 1).await;
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
             let is_data = matches!(op, Op::Write { sector, .. } if *sector >= DATA_OFFSET);
-            (disk == BACKING && is_data).then_some(Mishap::Fails)
+            (disk == BACKING && is_data).then_some(OpFault::Fails)
         }));
-        let begin = |cancel: Cancel| {
+        let begin = |cancel: CancelToken| {
             let set = set.clone();
-            Beside::start(&env, async move { set.write_back(volume, &cancel).await })
+            BackgroundTask::start(&env, async move { set.write_back(volume, &cancel).await })
         };
-        let cancel = Cancel::default();
+        let cancel = CancelToken::default();
         let first = begin(cancel.clone());
         env.sleep(Duration::from_millis(500)).await;
         assert!(!first.is_over());
         set.cancel(&cancel);
         assert_eq!(first.result(&env).await, Err(Error::Cancelled));
-        let second = begin(Cancel::default());
+        let second = begin(CancelToken::default());
         env.sleep(Duration::from_millis(500)).await;
         set.stop().await.expect("nothing that is acknowledged is in danger");
         assert_eq!(second.result(&env).await, Err(Error::Stopping));
@@ -141,7 +141,7 @@ fn without_a_cache_nothing_is_dirty() {
     let mut rig = Rig::new(SIZES, 1);
     run(&mut rig, |env| async move {
         let (set, volume) = open(env, still()).await.expect("sound");
-        set.detach(volume, &Cancel::default()).await.expect("sound");
+        set.detach(volume, &CancelToken::default()).await.expect("sound");
         cleaned(&set, volume).await.expect("nothing is dirty");
         assert_eq!(cleaned(&set, VolumeId(9)).await, Err(Error::NoVolume));
     });
@@ -163,8 +163,8 @@ fn what_is_left_to_a_write_is_waited_for() {
             let Op::Write { payload, .. } = op else { return None };
             let is_it = disk == CACHE && payload.as_slice().iter().all(|byte| *byte == 7);
             match (is_it, ends.get(), late.get()) {
-                (true, true, _) => Some(Mishap::Waits),
-                (true, false, true) => Some(Mishap::Fails),
+                (true, true, _) => Some(OpFault::Waits),
+                (true, false, true) => Some(OpFault::Fails),
                 _ => None,
             }
         }));
@@ -172,7 +172,7 @@ fn what_is_left_to_a_write_is_waited_for() {
         env.sleep(Duration::from_millis(1)).await;
         let cleaning = {
             let set = set.clone();
-            Beside::start(&env, async move { cleaned(&set, volume).await })
+            BackgroundTask::start(&env, async move { cleaned(&set, volume).await })
         };
         env.sleep(Duration::from_secs(1)).await;
         assert!(!cleaning.is_over(), "what the write covers is nowhere else");

@@ -1,6 +1,6 @@
 //! Trees most of whose keys are dead: GC merges their nodes.
 
-use crate::memory::Mishap;
+use crate::memory::OpFault;
 use crate::rig::{CACHE, Rig, Sizes, ask, bytes, in_flight, open, run, write};
 use bcached_engine::{CacheSet, Options, Request, Status, VolumeId, VolumeOptions};
 use bcached_env::{Buffer, Env, Op};
@@ -153,7 +153,7 @@ fn a_leaf_that_cannot_be_read_keeps_its_neighbours_as_they_are_and_no_others() {
             {
                 let bad = first.get().unwrap_or(*sector);
                 first.set(Some(bad));
-                (bad == *sector && holds.get()).then_some(Mishap::Fails)
+                (bad == *sector && holds.get()).then_some(OpFault::Fails)
             }
             _ => None,
         }));

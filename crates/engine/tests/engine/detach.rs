@@ -1,11 +1,11 @@
 //! Volumes that are detached from the cache and attached again while they are served. No write is
 //! lost, no stale copy is served, and any failure in between leaves the volume in its former state.
 
-use crate::beside::{Beside, asking};
-use crate::memory::Mishap;
+use crate::background_tasks::{BackgroundTask, asking};
+use crate::forged_set::stopped;
+use crate::memory::OpFault;
 use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, backing_superblock, bytes, open, run, write};
-use crate::stopped::stopped;
-use bcached_engine::{CacheSet, Cancel, Error, Options, Request, VolumeId, VolumeOptions};
+use bcached_engine::{CacheSet, CancelToken, Error, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::{Env, Op, Payload};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
 use bcached_format::{BackingState, CacheMode, Uuid};
@@ -35,9 +35,9 @@ fn holds(payload: &Payload, byte: u8) -> bool {
     payload.as_slice().chunks(512).any(|sector| sector.iter().all(|found| *found == byte))
 }
 
-fn detaching(env: &Env, set: &CacheSet, volume: VolumeId) -> Beside<Result<(), Error>> {
+fn detaching(env: &Env, set: &CacheSet, volume: VolumeId) -> BackgroundTask<Result<(), Error>> {
     let set = set.clone();
-    Beside::start(env, async move { set.detach(volume, &Cancel::default()).await })
+    BackgroundTask::start(env, async move { set.detach(volume, &CancelToken::default()).await })
 }
 
 /// Number of places of two sectors that a client writes, and of rounds over all of them.
@@ -55,9 +55,9 @@ fn rewriting(
     volume: VolumeId,
     client: u8,
     goes_on: &Rc<Cell<bool>>,
-) -> Beside<Vec<u8>> {
+) -> BackgroundTask<Vec<u8>> {
     let (set, goes_on) = (set.clone(), Rc::clone(goes_on));
-    Beside::start(env, async move {
+    BackgroundTask::start(env, async move {
         let mut last = vec![client + 1; PLACES];
         for round in 0..ROUNDS {
             for (number, last_byte) in last.iter_mut().enumerate() {
@@ -89,8 +89,8 @@ fn a_volume_is_detached_under_load_and_its_backing_device_has_everything() {
         let goes_on = Rc::new(Cell::new(true));
         let clients: Vec<_> =
             (0..CLIENTS).map(|client| rewriting(&env, &set, volume, client, &goes_on)).collect();
-        set.detach(volume, &Cancel::default()).await.expect("its backing device takes everything");
-        assert!(!clients.iter().any(Beside::is_over), "it has outlasted those who write");
+        set.detach(volume, &CancelToken::default()).await.expect("its backing device takes everything");
+        assert!(!clients.iter().any(BackgroundTask::is_over), "it has outlasted those who write");
         let info = set.volumes().remove(0);
         assert_eq!((info.attached, info.state, info.dirty_sectors), (false, Some(BackingState::None), 0));
         env.sleep(Duration::from_millis(20)).await;
@@ -125,11 +125,11 @@ fn a_volume_that_is_put_back_shows_no_old_copy_and_is_cached_again() {
         let (set, volume) = open(env, options()).await.expect("sound");
         ask(&set, volume, write(0, 64, 1)).await;
         for round in 2..6 {
-            set.detach(volume, &Cancel::default()).await.expect("sound");
-            assert_eq!(set.detach(volume, &Cancel::default()).await, Err(Error::NotAttached));
+            set.detach(volume, &CancelToken::default()).await.expect("sound");
+            assert_eq!(set.detach(volume, &CancelToken::default()).await, Err(Error::NotAttached));
             ask(&set, volume, write(0, 32, round)).await;
-            set.attach(volume, &Cancel::default()).await.expect("sound");
-            assert_eq!(set.attach(volume, &Cancel::default()).await, Err(Error::Attached));
+            set.attach(volume, &CancelToken::default()).await.expect("sound");
+            assert_eq!(set.attach(volume, &CancelToken::default()).await, Err(Error::Attached));
             let info = set.volumes().remove(0);
             assert_eq!((info.attached, info.state), (true, Some(BackingState::Clean)));
             let all = bytes(&set, volume, 0, 64).await;
@@ -160,12 +160,12 @@ fn a_write_from_before_an_attach_is_not_hidden_by_what_was_read_since() {
     run(&mut rig, move |env| async move {
         let (set, volume) = open(env.clone(), options()).await.expect("sound");
         ask(&set, volume, write(0, 16, OLD)).await;
-        set.detach(volume, &Cancel::default()).await.expect("sound");
+        set.detach(volume, &CancelToken::default()).await.expect("sound");
         let holds = Rc::new(Cell::new(true));
         let is_held = Rc::clone(&holds);
         world.borrow_mut().fate = Some(Box::new(move |disk, op| {
             let Op::Write { payload, .. } = op else { return None };
-            (disk == BACKING && is_of(payload, NEW) && is_held.get()).then_some(Mishap::Waits)
+            (disk == BACKING && is_of(payload, NEW) && is_held.get()).then_some(OpFault::Waits)
         }));
         let first = asking(&env, &set, volume, write(0, 8, NEW));
         env.sleep(Duration::from_millis(1)).await;
@@ -173,7 +173,7 @@ fn a_write_from_before_an_attach_is_not_hidden_by_what_was_read_since() {
         env.sleep(Duration::from_millis(1)).await;
         let attaching = {
             let set = set.clone();
-            Beside::start(&env, async move { set.attach(volume, &Cancel::default()).await })
+            BackgroundTask::start(&env, async move { set.attach(volume, &CancelToken::default()).await })
         };
         for _ in 0..50 {
             assert_eq!(bytes(&set, volume, 8, 8).await, [OLD; 8]);
@@ -197,20 +197,20 @@ fn an_attach_that_waits_for_earlier_requests_is_cancelled() {
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
         let (set, volume) = open(env.clone(), options()).await.expect("sound");
-        set.detach(volume, &Cancel::default()).await.expect("sound");
+        set.detach(volume, &CancelToken::default()).await.expect("sound");
         let holds = Rc::new(Cell::new(true));
         let is_held = Rc::clone(&holds);
         world.borrow_mut().fate = Some(Box::new(move |disk, op| {
             let Op::Write { payload, .. } = op else { return None };
-            (disk == BACKING && is_of(payload, 2) && is_held.get()).then_some(Mishap::Waits)
+            (disk == BACKING && is_of(payload, 2) && is_held.get()).then_some(OpFault::Waits)
         }));
         let earlier = asking(&env, &set, volume, write(0, 8, 2));
         env.sleep(Duration::from_millis(1)).await;
         for _ in 0..2 {
-            let cancel = Cancel::default();
+            let cancel = CancelToken::default();
             let attaching = {
                 let (set, cancel) = (set.clone(), cancel.clone());
-                Beside::start(&env, async move { set.attach(volume, &cancel).await })
+                BackgroundTask::start(&env, async move { set.attach(volume, &cancel).await })
             };
             env.sleep(Duration::from_secs(5)).await;
             assert!(set.volumes()[0].attached && !attaching.is_over());
@@ -227,7 +227,7 @@ fn an_attach_that_waits_for_earlier_requests_is_cancelled() {
         }
         holds.set(false);
         earlier.result(&env).await.expect("it is let go");
-        set.attach(volume, &Cancel::default()).await.expect("nothing is in the way");
+        set.attach(volume, &CancelToken::default()).await.expect("nothing is in the way");
         assert_eq!(bytes(&set, volume, 0, 8).await, [2; 8]);
         set.stop().await.expect("it stops");
         set.assert_invariants();
@@ -258,12 +258,12 @@ fn a_request_from_before_a_detach_does_not_take_its_neighbours_from_the_cache() 
         world.borrow_mut().fate = Some(Box::new(move |disk, op| {
             let is_first = |sector: &u64| (DATA_OFFSET..DATA_OFFSET + 8).contains(sector);
             let is_edge = matches!(op, Op::Zero { sector, .. } if is_first(sector));
-            (disk == BACKING && is_edge && is_held.get()).then_some(Mishap::Waits)
+            (disk == BACKING && is_edge && is_held.get()).then_some(OpFault::Waits)
         }));
         let zeroes = Request::WriteZeroes { sector: 4, sectors: 16, fua: false, may_unmap: false };
         let zeroing = asking(&env, &set, volume, zeroes);
         env.sleep(Duration::from_millis(1)).await;
-        set.detach(volume, &Cancel::default()).await.expect("nothing is dirty");
+        set.detach(volume, &CancelToken::default()).await.expect("nothing is dirty");
         ask(&set, volume, write(20, 4, NEW)).await;
         assert!(!zeroing.is_over());
         holds.set(false);
@@ -295,7 +295,7 @@ fn a_write_that_is_done_again_without_the_cache_keeps_its_turn() {
             let Op::Write { payload, .. } = op else { return None };
             let waits = disk == BACKING && is_held.get().is_some_and(|byte| is_of(payload, byte));
             let fails = disk == CACHE && is_broken.get();
-            waits.then_some(Mishap::Waits).or(fails.then_some(Mishap::Fails))
+            waits.then_some(OpFault::Waits).or(fails.then_some(OpFault::Fails))
         }));
         let detached = detaching(&env, &set, volume);
         env.sleep(Duration::from_millis(1)).await;
@@ -331,10 +331,10 @@ fn a_detach_that_cannot_write_back_is_given_up_and_can_be_repeated() {
         ask(&set, volume, write(648, 8, BAD)).await;
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
             let Op::Write { payload, .. } = op else { return None };
-            (disk == BACKING && holds(payload, BAD)).then_some(Mishap::Fails)
+            (disk == BACKING && holds(payload, BAD)).then_some(OpFault::Fails)
         }));
         let began = env.now();
-        let error = set.detach(volume, &Cancel::default()).await.expect_err("the device refuses");
+        let error = set.detach(volume, &CancelToken::default()).await.expect_err("the device refuses");
         assert!(matches!(error, Error::Io { .. }), "{error}");
         assert!(env.now().0 - began.0 < 60_000_000_000, "it is not tried for ever");
         let info = set.volumes().remove(0);
@@ -344,7 +344,7 @@ fn a_detach_that_cannot_write_back_is_given_up_and_can_be_repeated() {
         ask(&set, volume, write(2000, 8, 3)).await;
         assert_eq!(set.status().dirty_sectors, 16, "it is cached as before");
         world.borrow_mut().fate = None;
-        set.detach(volume, &Cancel::default()).await.expect("the device is well");
+        set.detach(volume, &CancelToken::default()).await.expect("the device is well");
         let info = set.volumes().remove(0);
         assert_eq!((info.attached, info.writeback_trouble), (false, None));
         for (sector, byte) in [(0, 1), (648, BAD), (2000, 3)] {
@@ -368,17 +368,17 @@ fn dirty_data_beside_a_detach_that_failed_is_not_lost() {
         let (is_held, is_landing) = (Rc::clone(&holds), Rc::clone(&lands));
         world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
             Op::Write { payload, .. } if disk == CACHE && is_of(payload, NEW) => {
-                is_held.get().then_some(Mishap::Waits)
+                is_held.get().then_some(OpFault::Waits)
             }
             Op::Write { sector: SUPERBLOCK_SECTOR, .. } if disk == BACKING => {
-                is_landing.replace(false).then_some(Mishap::Lands)
+                is_landing.replace(false).then_some(OpFault::Lands)
             }
             _ => None,
         }));
         let writing = asking(&env, &set, volume, write(640, 8, NEW));
         env.sleep(Duration::from_millis(1)).await;
         let error =
-            set.detach(volume, &Cancel::default()).await.expect_err("its superblock cannot be written");
+            set.detach(volume, &CancelToken::default()).await.expect_err("its superblock cannot be written");
         assert!(matches!(error, Error::Io { .. }) && !lands.get(), "{error}");
         assert!(set.volumes()[0].attached && !writing.is_over());
         holds.set(false);
@@ -411,11 +411,11 @@ fn nobody_makes_dirty_data_in_a_cache_that_the_volume_is_detached_from() {
         world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
             Op::Write { payload, .. } if is_of(payload, NEW) => {
                 assert!(disk == CACHE || !none_is_held.get(), "past the cache before the superblock says so");
-                (disk == CACHE && data_is_held.get()).then_some(Mishap::Waits)
+                (disk == CACHE && data_is_held.get()).then_some(OpFault::Waits)
             }
             Op::Write { sector: SUPERBLOCK_SECTOR, .. } if disk == BACKING => {
                 is_saying.set(true);
-                none_is_held.get().then_some(Mishap::Waits)
+                none_is_held.get().then_some(OpFault::Waits)
             }
             _ => None,
         }));
@@ -449,15 +449,15 @@ fn a_stop_ends_a_detach_and_the_volume_is_what_it_was() {
         let (set, volume) = open(env.clone(), options()).await.expect("sound");
         ask(&set, volume, write(0, 64, 1)).await;
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
-            (disk == BACKING && matches!(op, Op::Write { .. })).then_some(Mishap::Fails)
+            (disk == BACKING && matches!(op, Op::Write { .. })).then_some(OpFault::Fails)
         }));
         let first = detaching(&env, &set, volume);
         env.sleep(Duration::from_millis(1500)).await;
-        assert_eq!(set.detach(volume, &Cancel::default()).await, Err(Error::OnItsWay));
-        assert_eq!(set.attach(volume, &Cancel::default()).await, Err(Error::OnItsWay));
+        assert_eq!(set.detach(volume, &CancelToken::default()).await, Err(Error::VolumeBusy));
+        assert_eq!(set.attach(volume, &CancelToken::default()).await, Err(Error::VolumeBusy));
         set.stop().await.expect("it stops");
         assert_eq!(first.result(&env).await, Err(Error::Stopping));
-        assert_eq!(set.detach(volume, &Cancel::default()).await, Err(Error::Stopping));
+        assert_eq!(set.detach(volume, &CancelToken::default()).await, Err(Error::Stopping));
     });
     assert_eq!(backing_superblock(&rig).state(), BackingState::Dirty);
     rig.world.borrow_mut().fate = None;
@@ -478,11 +478,11 @@ fn a_set_that_has_failed_detaches_and_attaches_nothing() {
         let (set, volume) = open(env.clone(), options()).await.expect("sound");
         ask(&set, volume, write(0, 8, 1)).await;
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
-            (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Fails)
+            (disk == CACHE && matches!(op, Op::Write { .. })).then_some(OpFault::Fails)
         }));
         assert!(set.serve(volume, Request::Flush).await.result.is_err());
-        assert!(matches!(set.detach(volume, &Cancel::default()).await, Err(Error::Failed(_))));
-        assert!(matches!(set.attach(volume, &Cancel::default()).await, Err(Error::Failed(_))));
+        assert!(matches!(set.detach(volume, &CancelToken::default()).await, Err(Error::Failed(_))));
+        assert!(matches!(set.attach(volume, &CancelToken::default()).await, Err(Error::Failed(_))));
         assert_eq!(set.volumes()[0].state, Some(BackingState::Dirty));
         assert_eq!(bytes(&set, volume, 0, 8).await, [1; 8]);
     });
@@ -497,9 +497,9 @@ fn a_flash_only_volume_is_not_detached() {
         let (set, _) = open(env, options()).await.expect("sound");
         let volume = set.volumes().iter().find(|info| info.flash_only).expect("in the table").id;
         ask(&set, volume, write(0, 8, 1)).await;
-        assert_eq!(set.detach(volume, &Cancel::default()).await, Err(Error::FlashOnly));
-        assert_eq!(set.attach(volume, &Cancel::default()).await, Err(Error::FlashOnly));
-        assert_eq!(set.detach(VolumeId(77), &Cancel::default()).await, Err(Error::NoVolume));
+        assert_eq!(set.detach(volume, &CancelToken::default()).await, Err(Error::FlashOnly));
+        assert_eq!(set.attach(volume, &CancelToken::default()).await, Err(Error::FlashOnly));
+        assert_eq!(set.detach(VolumeId(77), &CancelToken::default()).await, Err(Error::NoVolume));
         assert_eq!(bytes(&set, volume, 0, 8).await, [1; 8]);
     });
 }
@@ -513,8 +513,8 @@ fn detaching_again_and_again_takes_no_buckets() {
         let (set, volume) = open(env, options()).await.expect("sound");
         for round in 0..450_u64 {
             ask(&set, volume, write(8 * (round % 50), 8, 1)).await;
-            set.detach(volume, &Cancel::default()).await.expect("sound");
-            set.attach(volume, &Cancel::default()).await.expect("sound");
+            set.detach(volume, &CancelToken::default()).await.expect("sound");
+            set.attach(volume, &CancelToken::default()).await.expect("sound");
         }
         // All buckets but the reserves, so that buckets become scarce.
         for at in (0..100 * 128).step_by(128) {

@@ -1,14 +1,14 @@
 //! Buckets that hold nothing are discarded on the cache device, in the background, once nothing can
 //! bring back their contents.
 
-use crate::beside::Beside;
-use crate::memory::{DISCARDED, Mishap};
-use crate::resume::Kept;
+use crate::background_tasks::BackgroundTask;
+use crate::memory::{DISCARDED, OpFault};
+use crate::resume::PersistentNote;
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, in_flight, open, run, write};
 use bcached_engine::{CacheSet, DiscardState, Options, Request, Settings, Status, VolumeId, VolumeOptions};
 use bcached_env::{DiskId, Env, Op};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
-use bcached_format::{CacheMode, Replacement};
+use bcached_format::{CacheMode, ReplacementPolicy};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -115,7 +115,7 @@ fn nothing_is_discarded_before_its_generation_is_durable() {
     let is_held = Rc::clone(&holds);
     rig.world.borrow_mut().fate = Some(Box::new(move |disk, op| {
         let is_entry = matches!(op, Op::Write { sector, .. } if (BUCKET..BEHIND_JOURNAL).contains(sector));
-        (disk == CACHE && is_entry && is_held.get()).then_some(Mishap::Waits)
+        (disk == CACHE && is_entry && is_held.get()).then_some(OpFault::Waits)
     }));
     run(&mut rig, move |env| async move {
         let (set, volume) = opened(&env, options()).await;
@@ -147,7 +147,7 @@ fn nobody_waits_for_a_discard_but_a_stop() {
     let holds = Rc::new(Cell::new(true));
     let is_held = Rc::clone(&holds);
     rig.world.borrow_mut().fate = Some(Box::new(move |_, op| {
-        (matches!(op, Op::Discard { .. }) && is_held.get()).then_some(Mishap::Waits)
+        (matches!(op, Op::Discard { .. }) && is_held.get()).then_some(OpFault::Waits)
     }));
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
@@ -158,7 +158,7 @@ fn nobody_waits_for_a_discard_but_a_stop() {
         let status = set.status();
         assert_eq!((status.discards.count, status.discard), (0, DiscardState::On));
         assert_eq!(status.stats.bypassed.total().requests, 0, "all of it was cached");
-        let stopping = Beside::start(&env, async move { set.stop().await });
+        let stopping = BackgroundTask::start(&env, async move { set.stop().await });
         env.sleep(Duration::from_secs(10)).await;
         assert!(!stopping.is_over(), "a discard is under way");
         holds.set(false);
@@ -209,7 +209,7 @@ fn a_discard_that_fails_ends_them_and_nothing_else() {
     rig.world.borrow_mut().fate = Some(Box::new(move |_, op| {
         let is_discard = matches!(op, Op::Discard { .. });
         count.set(count.get() + u32::from(is_discard));
-        (is_discard && is_failing.get()).then_some(Mishap::Fails)
+        (is_discard && is_failing.get()).then_some(OpFault::Fails)
     }));
     run(&mut rig, move |env| async move {
         let (set, volume) = opened(&env, options()).await;
@@ -236,7 +236,7 @@ fn a_discard_that_fails_ends_them_and_nothing_else() {
 fn a_discard_that_is_not_known_after_all_is_no_failure() {
     let mut rig = rig(8);
     rig.world.borrow_mut().fate =
-        Some(Box::new(|_, op| matches!(op, Op::Discard { .. }).then_some(Mishap::Unknown)));
+        Some(Box::new(|_, op| matches!(op, Op::Discard { .. }).then_some(OpFault::Unknown)));
     run(&mut rig, move |env| async move {
         let (set, volume) = opened(&env, options()).await;
         for number in 0..PIECES {
@@ -284,21 +284,21 @@ fn settings_are_kept_in_the_superblock() {
         let of = |status: &Status| (status.discard, status.replacement, status.kept);
         let kept = |discard, replacement| Settings { discard: Some(discard), replacement: Some(replacement) };
         let (set, _) = opened(&env, Options::default()).await;
-        let before = kept(false, Replacement::Lru);
-        assert_eq!(of(&set.status()), (DiscardState::Off, Replacement::Lru, before));
+        let before = kept(false, ReplacementPolicy::Lru);
+        assert_eq!(of(&set.status()), (DiscardState::Off, ReplacementPolicy::Lru, before));
         set.keep_settings(Settings { discard: Some(true), replacement: None }).await.expect("written");
-        let fifo = Settings { discard: None, replacement: Some(Replacement::Fifo) };
+        let fifo = Settings { discard: None, replacement: Some(ReplacementPolicy::Fifo) };
         set.keep_settings(fifo).await.expect("written");
-        let after = kept(true, Replacement::Fifo);
-        assert_eq!(of(&set.status()), (DiscardState::On, Replacement::Fifo, after));
+        let after = kept(true, ReplacementPolicy::Fifo);
+        assert_eq!(of(&set.status()), (DiscardState::On, ReplacementPolicy::Fifo, after));
         set.change_options(|options| {
             options.discard = Some(false);
-            options.replacement = Some(Replacement::Random);
+            options.replacement = Some(ReplacementPolicy::Random);
         });
-        assert_eq!(of(&set.status()), (DiscardState::Off, Replacement::Random, after));
+        assert_eq!(of(&set.status()), (DiscardState::Off, ReplacementPolicy::Random, after));
         set.stop().await.expect("it stops");
         let (set, _) = opened(&env, Options::default()).await;
-        assert_eq!(of(&set.status()), (DiscardState::On, Replacement::Fifo, after));
+        assert_eq!(of(&set.status()), (DiscardState::On, ReplacementPolicy::Fifo, after));
     });
 }
 
@@ -314,9 +314,9 @@ fn a_change_of_settings_makes_no_note_void() {
         let is_dying = Rc::clone(&dies);
         rig.world.borrow_mut().fate = Some(Box::new(move |disk, op| {
             let is_superblock = matches!(op, Op::Write { sector, .. } if *sector == SUPERBLOCK_SECTOR);
-            (disk == CACHE && is_superblock && is_dying.get() && !lands).then_some(Mishap::Waits)
+            (disk == CACHE && is_superblock && is_dying.get() && !lands).then_some(OpFault::Waits)
         }));
-        let note = Kept::default();
+        let note = PersistentNote::default();
         let held = note.clone();
         let late = Duration::from_secs(3600);
         let options = move || Options {
@@ -332,7 +332,7 @@ fn a_change_of_settings_makes_no_note_void() {
             dies.set(true);
             let changing = set.clone();
             env.spawn(async move {
-                let settings = Settings { discard: Some(true), replacement: Some(Replacement::Random) };
+                let settings = Settings { discard: Some(true), replacement: Some(ReplacementPolicy::Random) };
                 let _killed = changing.keep_settings(settings).await;
             });
             env.sleep(Duration::from_secs(1)).await;

@@ -1,6 +1,6 @@
 //! The effects of a failed flush of the cache device, or of a failed durable write.
 
-use crate::memory::Mishap;
+use crate::memory::OpFault;
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, open, run, write};
 use bcached_engine::{CacheSet, Options, Request, VolumeOptions};
 use bcached_env::{Buffer, Note, NoteRecord, Op};
@@ -48,7 +48,7 @@ fn moved_data_is_not_read_when_the_flush_after_it_has_failed() {
                 }
                 Op::Flush if disk == CACHE && !has_failed.get() && !places.borrow().is_empty() => {
                     has_failed.set(true);
-                    return Some(Mishap::Fails);
+                    return Some(OpFault::Fails);
                 }
                 _ => {}
             }
@@ -95,8 +95,8 @@ fn what_a_running_flush_may_have_dropped_is_not_read_before_its_end() {
                     placed.set(Some(*sector));
                     None
                 }
-                Op::Flush if disk == CACHE && held.get() => Some(Mishap::Waits),
-                Op::Flush if disk == CACHE && fails => Some(Mishap::Fails),
+                Op::Flush if disk == CACHE && held.get() => Some(OpFault::Waits),
+                Op::Flush if disk == CACHE && fails => Some(OpFault::Fails),
                 _ => None,
             }));
             ask(&set, volume, write(0, 8, WRITTEN)).await;
@@ -131,14 +131,14 @@ fn what_a_running_flush_may_have_dropped_is_not_read_before_its_end() {
 
 /// A note that records whether it has been voided, and what was added to it since.
 #[derive(Default)]
-struct Void {
+struct NoteLog {
     is_void: Cell<bool>,
     late: Cell<u32>,
 }
 
-struct Watched(Rc<Void>);
+struct WatchedNote(Rc<NoteLog>);
 
-impl Note for Watched {
+impl Note for WatchedNote {
     fn room(&self) -> usize {
         1 << 20
     }
@@ -176,8 +176,8 @@ fn nothing_enters_the_note_after_the_set_has_failed() {
     for seed in 1..80 {
         let mut rig = Rig::new(SIZES, seed);
         let world = Rc::clone(&rig.world);
-        let note: Rc<Void> = Rc::default();
-        let watched = Box::new(Watched(Rc::clone(&note)));
+        let note: Rc<NoteLog> = Rc::default();
+        let watched = Box::new(WatchedNote(Rc::clone(&note)));
         run(&mut rig, move |env| async move {
             let set = CacheSet::open(env.clone(), CACHE, watched, options()).await.expect("sound");
             let volume = set.add_backing(BACKING, None).await.expect("sound");
@@ -186,7 +186,7 @@ fn nothing_enters_the_note_after_the_set_has_failed() {
             world.borrow_mut().fate = Some(Box::new(move |disk, op| {
                 let fails = disk == CACHE && matches!(op, Op::Flush) && passing.get() == 0;
                 passing.set(passing.get().saturating_sub(u64::from(matches!(op, Op::Flush))));
-                fails.then_some(Mishap::Fails)
+                fails.then_some(OpFault::Fails)
             }));
             let (flusher, clock) = (set.clone(), env.clone());
             env.spawn(async move {
@@ -226,11 +226,11 @@ fn a_write_past_the_cache_waits_for_one_that_began_before_the_volume_left_it() {
                 if disk == BACKING && payload.len() == 4096 && held.get() =>
             {
                 is_waiting.set(true);
-                Some(Mishap::Waits)
+                Some(OpFault::Waits)
             }
             // The journal: data consists of one byte value throughout.
             Op::Write { payload, .. } if disk == CACHE && ![0, 5].contains(&payload.as_slice()[0]) => {
-                Some(Mishap::Fails)
+                Some(OpFault::Fails)
             }
             _ => None,
         }));

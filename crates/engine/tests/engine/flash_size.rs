@@ -1,11 +1,11 @@
 //! Flash-only volumes grow and shrink. Added space reads as zeroes, whatever was there before, and
 //! no volume is promised room that another one has.
 
-use crate::beside::{Beside, asking};
-use crate::memory::Mishap;
+use crate::background_tasks::{BackgroundTask, asking};
+use crate::forged_set::stopped;
+use crate::memory::OpFault;
 use crate::rig::{CACHE, Rig, Sizes, ask, bytes, open, run, write};
-use crate::stopped::stopped;
-use bcached_engine::{CacheSet, Cancel, Error, Lost, Options, Request, VolumeId, VolumeOptions};
+use bcached_engine::{CacheSet, CancelToken, Error, LostRange, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::Op;
 use bcached_format::Label;
 use std::cell::Cell;
@@ -28,7 +28,7 @@ async fn make(set: &CacheSet, sectors: u64) -> VolumeId {
 }
 
 async fn shrink(set: &CacheSet, volume: VolumeId, sectors: u64) -> Result<(), Error> {
-    let shrinking = set.begin_shrinking(volume, sectors, &Cancel::default()).await?;
+    let shrinking = set.begin_shrinking(volume, sectors, &CancelToken::default()).await?;
     set.shrink_flash_only(shrinking).await
 }
 
@@ -50,8 +50,8 @@ fn a_volume_in_the_cache_alone_grows_and_shrinks() {
         let (set, _) = open(env, options()).await.expect("sound");
         let scratch = make(&set, 4000).await;
         ask(&set, scratch, write(3992, 8, 1)).await;
-        assert_eq!(set.grow(scratch, 4000, &Cancel::default()).await, Ok(()), "so it is");
-        assert_eq!(set.grow(scratch, 8000, &Cancel::default()).await, Ok(()));
+        assert_eq!(set.grow(scratch, 4000, &CancelToken::default()).await, Ok(()), "so it is");
+        assert_eq!(set.grow(scratch, 8000, &CancelToken::default()).await, Ok(()));
         assert_eq!(bytes(&set, scratch, 3992, 16).await, [[1; 8], [0; 8]].concat());
         ask(&set, scratch, write(7992, 8, 2)).await;
         set.stop().await.expect("it stops");
@@ -72,7 +72,7 @@ fn a_volume_in_the_cache_alone_grows_and_shrinks() {
         let (set, _) = open(env, options()).await.expect("sound");
         let (scratch, sectors) = found(&set);
         assert_eq!(sectors, 4000);
-        assert_eq!(set.grow(scratch, 8000, &Cancel::default()).await, Ok(()));
+        assert_eq!(set.grow(scratch, 8000, &CancelToken::default()).await, Ok(()));
         assert_eq!(bytes(&set, scratch, 3992, 8).await, [1; 8]);
         assert_eq!(bytes(&set, scratch, 7992, 8).await, [0; 8]);
         set.stop().await.expect("it stops");
@@ -101,7 +101,7 @@ fn what_lay_behind_the_end_does_not_come_back() {
                 assert_eq!(shrink(&set, scratch, 4000).await, Ok(()));
                 assert_eq!(dirty(&set, scratch), 0, "it has its room back");
             }
-            assert_eq!(set.grow(scratch, 8000, &Cancel::default()).await, Ok(()));
+            assert_eq!(set.grow(scratch, 8000, &CancelToken::default()).await, Ok(()));
             assert_eq!(bytes(&set, scratch, 7992, 8).await, [0; 8]);
             set.stop().await.expect("it stops");
             set.assert_invariants();
@@ -121,11 +121,11 @@ fn a_volume_in_the_cache_alone_grows_into_what_is_free() {
         let room = set.status().flash_room_sectors;
         let sectors_max = 4000 + room;
         let too_large = Error::NoRoom { sectors: sectors_max + 8, sectors_max };
-        assert_eq!(set.grow(scratch, sectors_max + 8, &Cancel::default()).await, Err(too_large));
+        assert_eq!(set.grow(scratch, sectors_max + 8, &CancelToken::default()).await, Err(too_large));
         let odd = Error::NotWholeBlocks { sectors: 4001, block_sectors: 8 };
-        assert_eq!(set.grow(scratch, 4001, &Cancel::default()).await, Err(odd.clone()));
+        assert_eq!(set.grow(scratch, 4001, &CancelToken::default()).await, Err(odd.clone()));
         let smaller = Error::Size { sectors: 8, sectors_min: 4000, sectors_max };
-        assert_eq!(set.grow(scratch, 8, &Cancel::default()).await, Err(smaller));
+        assert_eq!(set.grow(scratch, 8, &CancelToken::default()).await, Err(smaller));
         assert_eq!(
             shrink(&set, scratch, 4001).await.err(),
             Some(Error::Size { sectors: 4001, sectors_min: 8, sectors_max: 4000 })
@@ -141,14 +141,12 @@ fn a_volume_in_the_cache_alone_grows_into_what_is_free() {
 
         // The write of the table waits for the cache; the room is taken from the first moment on.
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
-            (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Waits)
+            (disk == CACHE && matches!(op, Op::Write { .. })).then_some(OpFault::Waits)
         }));
         let larger = set.clone();
-        let growing =
-            Beside::start(
-                &env,
-                async move { larger.grow(scratch, sectors_max - 1024, &Cancel::default()).await },
-            );
+        let growing = BackgroundTask::start(&env, async move {
+            larger.grow(scratch, sectors_max - 1024, &CancelToken::default()).await
+        });
         env.sleep(Duration::from_millis(10)).await;
         // Less what the table takes meanwhile.
         let left = set.status().flash_room_sectors;
@@ -156,8 +154,8 @@ fn a_volume_in_the_cache_alone_grows_into_what_is_free() {
         let behind = asking(&env, &set, scratch, write(4000, 8, 3));
         env.sleep(Duration::from_millis(1)).await;
         assert!(behind.is_over(), "the table does not say so yet: it is refused");
-        assert_eq!(set.detach(scratch, &Cancel::default()).await, Err(Error::FlashOnly));
-        assert_eq!(set.grow(scratch, sectors_max, &Cancel::default()).await, Err(Error::OnItsWay));
+        assert_eq!(set.detach(scratch, &CancelToken::default()).await, Err(Error::FlashOnly));
+        assert_eq!(set.grow(scratch, sectors_max, &CancelToken::default()).await, Err(Error::VolumeBusy));
         world.borrow_mut().fate = None;
         assert_eq!(growing.result(&env).await, Ok(()));
         assert!(set.status().flash_room_sectors <= 1024);
@@ -182,11 +180,14 @@ fn two_that_grow_at_once_are_not_promised_the_same_room() {
         // The journal has an entry to write, and waits for the cache.
         ask(&set, both[0], write(0, 8, 1)).await;
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
-            (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Waits)
+            (disk == CACHE && matches!(op, Op::Write { .. })).then_some(OpFault::Waits)
         }));
         let growing = both.map(|volume| {
             let set = set.clone();
-            Beside::start(&env, async move { set.grow(volume, larger, &Cancel::default()).await })
+            BackgroundTask::start(
+                &env,
+                async move { set.grow(volume, larger, &CancelToken::default()).await },
+            )
         });
         env.sleep(Duration::from_millis(10)).await;
         assert!(set.status().flash_room_sectors > 1024, "nobody has been promised anything yet");
@@ -214,13 +215,13 @@ fn a_write_behind_the_new_end_is_waited_for() {
             let scratch = make(&set, 8000).await;
             ask(&set, scratch, write(7000, 8, 1)).await;
             world.borrow_mut().fate = Some(Box::new(|disk, op| {
-                (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Waits)
+                (disk == CACHE && matches!(op, Op::Write { .. })).then_some(OpFault::Waits)
             }));
             let writing = asking(&env, &set, scratch, write(6000, 8, 2));
             env.sleep(Duration::from_millis(1)).await;
-            let (smaller, cancel) = (set.clone(), Cancel::default());
+            let (smaller, cancel) = (set.clone(), CancelToken::default());
             let cancelled = cancel.clone();
-            let shrinking = Beside::start(&env, async move {
+            let shrinking = BackgroundTask::start(&env, async move {
                 let shrinking = smaller.begin_shrinking(scratch, 4000, &cancelled).await?;
                 assert_eq!(shrinking.dirty_sectors, 16, "also what was under way");
                 smaller.shrink_flash_only(shrinking).await
@@ -258,18 +259,18 @@ fn what_a_shrink_would_lose_is_told_first() {
         for sector in [3992, 4000, 4008, 7000] {
             ask(&set, scratch, write(sector, 8, 2)).await;
         }
-        let none = Cancel::default();
+        let none = CancelToken::default();
         assert_eq!(set.shrink(scratch, 4000, &none).await, Err(Error::FlashOnly), "it loses nothing unasked");
         assert_eq!(set.begin_shrinking(volume, 8, &none).await, Err(Error::HasBacking));
         let shrinking = set.begin_shrinking(scratch, 4000, &none).await.expect("it can be");
         assert_eq!(shrinking.dirty_sectors, 24);
-        let lost = [Lost { start: 4000, end: 4016 }, Lost { start: 7000, end: 7008 }];
+        let lost = [LostRange { start: 4000, end: 4016 }, LostRange { start: 7000, end: 7008 }];
         assert_eq!(set.lost_behind(&shrinking, 0).await, Ok((lost.to_vec(), None)));
         assert!(set.serve(scratch, write(4000, 8, 3)).await.result.is_err(), "behind its end");
-        assert_eq!(set.grow(scratch, 8000, &Cancel::default()).await, Err(Error::OnItsWay));
+        assert_eq!(set.grow(scratch, 8000, &CancelToken::default()).await, Err(Error::VolumeBusy));
         set.keep_size(shrinking.clone());
         assert_eq!(bytes(&set, scratch, 4000, 16).await, [2; 16]);
-        assert_eq!(set.shrink_flash_only(shrinking).await, Err(Error::OpenedAnew), "it was given up");
+        assert_eq!(set.shrink_flash_only(shrinking).await, Err(Error::Reopened), "it was given up");
         assert_eq!((found(&set).1, dirty(&set, scratch)), (8000, 32));
         // A stop does not wait for a caller that has yet to decide.
         let left = set.begin_shrinking(scratch, 4000, &none).await.expect("it can be");
@@ -309,7 +310,7 @@ fn what_lies_behind_an_end_is_promised_to_nobody() {
         let more = set.create_flash_only(room + 8, label).await;
         assert_eq!(more, Err(Error::NoRoom { sectors: room + 8, sectors_max: room }));
         let too_large = Error::NoRoom { sectors: sectors_max + 8, sectors_max };
-        assert_eq!(set.grow(scratch, sectors_max + 8, &Cancel::default()).await, Err(too_large));
+        assert_eq!(set.grow(scratch, sectors_max + 8, &CancelToken::default()).await, Err(too_large));
         assert_eq!(shrink(&set, scratch, 4000).await, Ok(()));
         // The index of that data takes room as well, and is freed with it.
         assert!(set.status().flash_room_sectors >= room + 4000, "it has given its room back");
@@ -332,10 +333,10 @@ fn a_table_that_cannot_be_written_leaves_the_size() {
             ask(&set, scratch, write(3992, 8, 2)).await;
             ask(&set, scratch, Request::Flush).await;
             world.borrow_mut().fate = Some(Box::new(|disk, op| {
-                (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Fails)
+                (disk == CACHE && matches!(op, Op::Write { .. })).then_some(OpFault::Fails)
             }));
             let failed = match grows {
-                true => set.grow(scratch, 8000, &Cancel::default()).await,
+                true => set.grow(scratch, 8000, &CancelToken::default()).await,
                 false => shrink(&set, scratch, 2000).await,
             };
             assert!(failed.is_err(), "the table cannot be written");
@@ -376,10 +377,11 @@ fn a_shrink_that_ends_in_the_middle_is_completed_by_the_next() {
                     world.borrow_mut().fate = Some(Box::new(move |disk, op| {
                         let is_write = disk == CACHE && matches!(op, Op::Write { .. });
                         left -= u64::from(is_write && left > 0);
-                        (is_write && left == 0).then_some(Mishap::Fails)
+                        (is_write && left == 0).then_some(OpFault::Fails)
                     }));
                 }
-                let shrinking = Beside::start(&env, async move { shrink(&smaller, scratch, 4000).await });
+                let shrinking =
+                    BackgroundTask::start(&env, async move { shrink(&smaller, scratch, 4000).await });
                 if fails {
                     let _outcome = shrinking.result(&env).await;
                     world.borrow_mut().fate = None;
@@ -403,7 +405,7 @@ fn a_shrink_that_ends_in_the_middle_is_completed_by_the_next() {
                 });
                 assert_eq!(shrink(&set, scratch, 4000).await, Ok(()));
                 assert_eq!(dirty(&set, scratch), 40);
-                assert_eq!(set.grow(scratch, 8000, &Cancel::default()).await, Ok(()));
+                assert_eq!(set.grow(scratch, 8000, &CancelToken::default()).await, Ok(()));
                 let all = bytes(&set, scratch, 0, 8000).await;
                 assert_eq!((all[3200], all[4000], all[4800]), (2, 0, 0));
                 set.stop().await.expect("it stops");

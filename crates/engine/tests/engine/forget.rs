@@ -1,9 +1,9 @@
 //! Volumes that a set forgets: their backing device is gone, or they are flash-only.
 
-use crate::beside::Beside;
-use crate::memory::Mishap;
+use crate::background_tasks::BackgroundTask;
+use crate::memory::OpFault;
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, in_flight, open, run, write};
-use bcached_engine::{CacheSet, Error, Forgetting, Lost, Options, Request, VolumeOptions};
+use bcached_engine::{CacheSet, Error, LostRange, Options, PendingForget, Request, VolumeOptions};
 use bcached_env::rng::Rng;
 use bcached_env::{Buffer, Op};
 use bcached_format::{CacheMode, Label, Uuid};
@@ -27,11 +27,11 @@ fn label(text: &str) -> Label {
 }
 
 /// All that would be lost, in sectors of the backing device.
-async fn lost(set: &CacheSet, of: &Forgetting) -> Vec<(u64, u64)> {
+async fn lost(set: &CacheSet, of: &PendingForget) -> Vec<(u64, u64)> {
     let (mut all, mut at) = (Vec::new(), Some(0));
     while let Some(from) = at {
         let (some, rest) = set.lost(of, from).await.expect("the index is sound");
-        all.extend(some.into_iter().map(|Lost { start, end }| (start, end)));
+        all.extend(some.into_iter().map(|LostRange { start, end }| (start, end)));
         at = rest;
     }
     all
@@ -103,10 +103,10 @@ fn a_death_in_the_middle_leaves_less_to_forget() {
             world.borrow_mut().fate = Some(Box::new(move |_, op| {
                 let is_write = matches!(op, Op::Write { .. });
                 left -= u32::from(is_write && left > 0);
-                (is_write && left == 0).then_some(Mishap::Waits)
+                (is_write && left == 0).then_some(OpFault::Waits)
             }));
             let other = set.clone();
-            let forgetting = Beside::start(&env, async move { other.forget(forgetting).await });
+            let forgetting = BackgroundTask::start(&env, async move { other.forget(forgetting).await });
             env.sleep(Duration::from_secs(1)).await;
             drop(forgetting);
         });
@@ -151,11 +151,11 @@ fn a_volume_that_is_being_forgotten_is_not_served() {
 
         // The device is slow to store its new mode.
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
-            (disk == BACKING && matches!(op, Op::Write { .. })).then_some(Mishap::Waits)
+            (disk == BACKING && matches!(op, Op::Write { .. })).then_some(OpFault::Waits)
         }));
         let other = set.clone();
         let mode = Some(CacheMode::Writearound);
-        let adding = Beside::start(&env, async move { other.add_backing(BACKING, mode).await });
+        let adding = BackgroundTask::start(&env, async move { other.add_backing(BACKING, mode).await });
         env.sleep(Duration::from_secs(1)).await;
         let forgetting = set.begin_forgetting(VOLUME).expect("it is not served yet");
         set.forget(forgetting).await.expect("the cache is well");
@@ -232,7 +232,7 @@ fn the_largest_volume_can_be_filled() {
         // there is no space.
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
             let is_data = matches!(op, Op::Read { buffer, .. } if buffer.len() < 128 * 512);
-            (disk == CACHE && is_data).then_some(Mishap::Waits)
+            (disk == CACHE && is_data).then_some(OpFault::Waits)
         }));
         let (clock, seen) = (env.clone(), set.clone());
         env.spawn(async move {

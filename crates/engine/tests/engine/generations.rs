@@ -1,9 +1,9 @@
 //! Generations have eight bits: no pointer that a reader can find may become so old that it passes
 //! for a current one.
 
-use crate::memory::Mishap;
+use crate::memory::OpFault;
 use crate::rig::{CACHE, Rig, Sizes, ask, in_flight, open};
-use bcached_engine::{CacheSet, Doing, Error, Options, Request, Status, VolumeId, VolumeOptions};
+use bcached_engine::{CacheSet, Error, ErrorContext, Options, Request, Status, VolumeId, VolumeOptions};
 use bcached_env::{Buffer, Op};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -115,7 +115,7 @@ fn a_leaf_that_can_never_be_read_makes_nobody_wait_for_ever() {
                     leaf.set(Some(*sector));
                     *sector
                 });
-                (leaf == *sector).then_some(Mishap::Fails)
+                (leaf == *sector).then_some(OpFault::Fails)
             }
             _ => None,
         }));
@@ -166,7 +166,7 @@ fn wants_buckets_while_reads_of_nodes_fail(failures: u64) -> (Status, u64) {
             let is_node = matches!(op, Op::Read { buffer, .. } if buffer.len() as u64 == BUCKET * 512);
             let fails = disk == CACHE && is_node && left.get() > 0;
             left.set(left.get() - u64::from(fails));
-            fails.then_some(Mishap::Fails)
+            fails.then_some(OpFault::Fails)
         }));
         let refused = Rc::new(Cell::new(0));
         let (trimmer, count, clock) = (set.clone(), Rc::clone(&refused), env.clone());
@@ -223,7 +223,11 @@ fn one_passing_error_of_one_node_does_not_stop_the_set() {
 fn an_error_of_a_node_that_does_not_pass_stops_a_set_that_needs_buckets() {
     // Proves invariant L7.
     let (status, refused) = wants_buckets_while_reads_of_nodes_fail(u64::MAX);
-    assert!(matches!(status.failed, Some(Error::Io { doing: Doing::Node, .. })), "{:?}", status.failed);
+    assert!(
+        matches!(status.failed, Some(Error::Io { doing: ErrorContext::Node, .. })),
+        "{:?}",
+        status.failed
+    );
     assert!(refused > 0);
     assert_eq!(status.unreadable.len(), 1, "{:?}", status.unreadable);
 }

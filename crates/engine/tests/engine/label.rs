@@ -1,6 +1,6 @@
 //! Labels that are changed while the volume is served.
 
-use crate::memory::Mishap;
+use crate::memory::OpFault;
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, backing_superblock, open, run, write};
 use bcached_engine::{Error, Options, VolumeId};
 use bcached_env::{Executor, Op};
@@ -52,7 +52,7 @@ fn a_table_with_an_old_label_is_put_right() {
     run(&mut rig, |env| async move {
         let (set, volume) = open(env, Options::default()).await.expect("sound");
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
-            (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Fails)
+            (disk == CACHE && matches!(op, Op::Write { .. })).then_some(OpFault::Fails)
         }));
         assert!(set.set_label(volume, label("media")).await.is_err());
         world.borrow_mut().fate = None;
@@ -77,7 +77,7 @@ fn a_label_that_cannot_be_written_is_refused() {
         let (set, volume) = open(env, Options::default()).await.expect("sound");
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
             let is_superblock = matches!(op, Op::Write { sector: SUPERBLOCK_SECTOR, .. });
-            (disk == BACKING && is_superblock).then_some(Mishap::Fails)
+            (disk == BACKING && is_superblock).then_some(OpFault::Fails)
         }));
         assert!(matches!(set.set_label(volume, label("media")).await, Err(Error::Io { .. })));
         assert_eq!(set.volumes()[0].label, Label::default());

@@ -38,7 +38,7 @@ enum Sector {
 
 /// What happens to an operation that a test selects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mishap {
+pub enum OpFault {
     /// It fails and is not carried out.
     Fails,
     /// As `Fails`: the device has disappeared.
@@ -52,7 +52,7 @@ pub enum Mishap {
 }
 
 /// Decides what happens to an operation, if anything special.
-pub type Fate = Box<dyn FnMut(DiskId, &Op) -> Option<Mishap>>;
+pub type FaultHook = Box<dyn FnMut(DiskId, &Op) -> Option<OpFault>>;
 
 /// Devices, clock, and operations in flight.
 pub struct World {
@@ -65,7 +65,7 @@ pub struct World {
     /// The longest time that a task ran without yielding, in nanoseconds of charged work.
     pub longest_ns: u64,
     /// Decides on mishaps.
-    pub fate: Option<Fate>,
+    pub fate: Option<FaultHook>,
     /// The devices support FUA themselves; otherwise it is reported that a FUA write needs a write
     /// and a flush.
     pub fua: bool,
@@ -177,11 +177,11 @@ impl World {
         let pick = index(self.rng.below(self.under_way.len() as u64));
         let (disk, token, mut op) = self.under_way.swap_remove_front(pick).expect("drawn among them");
         let mishap = self.fate.as_mut().and_then(|fate| fate(disk, &op));
-        if mishap == Some(Mishap::Waits) {
+        if mishap == Some(OpFault::Waits) {
             self.under_way.push_back((disk, token, op));
             return None;
         }
-        if !matches!(mishap, Some(Mishap::Fails | Mishap::Gone | Mishap::Unknown)) {
+        if !matches!(mishap, Some(OpFault::Fails | OpFault::Gone | OpFault::Unknown)) {
             self.carry_out(disk.0 as usize, &mut op);
         }
         let buffer = if let Op::Read { buffer, .. } = op { Some(buffer) } else { None };
@@ -189,8 +189,8 @@ impl World {
             token,
             result: match mishap {
                 None => Ok(()),
-                Some(Mishap::Unknown) => Err(IoErrorKind::Unsupported),
-                Some(Mishap::Gone) => Err(IoErrorKind::Gone),
+                Some(OpFault::Unknown) => Err(IoErrorKind::Unsupported),
+                Some(OpFault::Gone) => Err(IoErrorKind::Gone),
                 Some(_) => Err(IoErrorKind::Io),
             },
             buffer,

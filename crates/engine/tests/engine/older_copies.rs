@@ -2,12 +2,12 @@
 //! rolled-back snapshot. The contents of cache and backing device are then from different times,
 //! and the volume is not served from both.
 
+use crate::forged_set::{as_a_kernel_writes_it, geometry};
 use crate::memory::NoNote;
 use crate::rig::{BACKING, CACHE, Rig, SECOND, Sizes, ask, backing_superblock, bytes, open, run, write};
-use crate::stopped::{as_a_kernel_writes_it, geometry};
-use crate::tables::lose_table;
-use crate::unwalked::{self, EXTENTS, RESERVE};
-use bcached_engine::{CacheSet, Cancel, Error, Options, Request, VolumeId, VolumeOptions};
+use crate::serve_before_walk::{self, EXTENTS, RESERVE};
+use crate::uuid_table::lose_table;
+use bcached_engine::{CacheSet, CancelToken, Error, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::{DiskId, Env};
 use bcached_format::{BackingState, Inode, Label, SUPERBLOCK_SECTOR};
 use std::rc::Rc;
@@ -41,7 +41,7 @@ fn session(rig: &mut Rig, byte: u8, writes_back: bool) {
         ask(&set, volume, write(0, 64, byte)).await;
         ask(&set, volume, Request::Flush).await;
         if writes_back {
-            set.write_back(volume, &Cancel::default()).await.expect("it is written back");
+            set.write_back(volume, &CancelToken::default()).await.expect("it is written back");
         }
         set.stop().await.expect("it stops");
     });
@@ -125,7 +125,7 @@ fn a_backing_device_that_was_restored_after_a_crash_is_refused() {
             ask(&set, volume, write(0, 64, 2)).await;
             ask(&set, volume, Request::Flush).await;
             if writes_back {
-                set.write_back(volume, &Cancel::default()).await.expect("it is written back");
+                set.write_back(volume, &CancelToken::default()).await.expect("it is written back");
             }
         });
         let newest = rig.world.borrow_mut().copy(BACKING);
@@ -145,7 +145,7 @@ fn a_backing_device_that_was_copied_while_it_was_served_is_refused() {
         let (set, volume) = open(env, options()).await.expect("sound");
         let copy = world.borrow_mut().copy(BACKING);
         ask(&set, volume, write(0, 64, 2)).await;
-        set.write_back(volume, &Cancel::default()).await.expect("it is written back");
+        set.write_back(volume, &CancelToken::default()).await.expect("it is written back");
         set.stop().await.expect("it stops");
         copy
     });
@@ -161,8 +161,8 @@ fn a_backing_device_that_was_copied_while_it_was_served_is_refused() {
 fn a_disk_that_says_clean_while_the_journal_has_dirty_data_is_refused() {
     const LAST: u64 = 2 * EXTENTS;
     for (reserve, replay_beside) in [(0, 1024), (RESERVE, 1024), (RESERVE, 1)] {
-        let options = Options { reserve: Some(reserve), replay_beside, ..unwalked::options() };
-        let mut rig = Rig::new(unwalked::SIZES, 1);
+        let options = Options { reserve: Some(reserve), replay_beside, ..serve_before_walk::options() };
+        let mut rig = Rig::new(serve_before_walk::SIZES, 1);
         let (world, of_set) = (Rc::clone(&rig.world), options.clone());
         let copy = run(&mut rig, move |env| async move {
             let (set, volume) = open(env.clone(), of_set).await.expect("sound");
@@ -170,7 +170,7 @@ fn a_disk_that_says_clean_while_the_journal_has_dirty_data_is_refused() {
             for number in 0..EXTENTS {
                 ask(&set, volume, write(2 * number, 1, 1)).await;
             }
-            set.write_back(volume, &Cancel::default()).await.expect("it is written back");
+            set.write_back(volume, &CancelToken::default()).await.expect("it is written back");
             while set.status().buckets_reserved < reserve
                 || set.volumes()[0].state != Some(BackingState::Clean)
             {
@@ -206,15 +206,15 @@ fn a_disk_that_says_clean_while_the_journal_has_dirty_data_is_refused() {
 /// to it.
 #[test]
 fn a_copy_that_only_the_walk_can_tell_has_nothing_written_back() {
-    let options = Options { reserve: Some(RESERVE), ..unwalked::options() };
-    let mut rig = Rig::with_second(unwalked::SIZES, 1);
+    let options = Options { reserve: Some(RESERVE), ..serve_before_walk::options() };
+    let mut rig = Rig::with_second(serve_before_walk::SIZES, 1);
     let (world, of_set) = (Rc::clone(&rig.world), options.clone());
     let copy = run(&mut rig, move |env| async move {
         let (set, volume) = open(env.clone(), of_set).await.expect("sound");
         for number in 0..EXTENTS {
             ask(&set, volume, write(2 * number, 1, 1)).await;
         }
-        set.write_back(volume, &Cancel::default()).await.expect("it is written back");
+        set.write_back(volume, &CancelToken::default()).await.expect("it is written back");
         while set.status().buckets_reserved < RESERVE || set.volumes()[0].state != Some(BackingState::Clean) {
             env.sleep(Duration::from_millis(10)).await;
         }
@@ -236,7 +236,7 @@ fn a_copy_that_only_the_walk_can_tell_has_nothing_written_back() {
         let volume = set.add_backing(BACKING, None).await.expect("nothing tells yet");
         set.walked().await.expect("it is sound");
         set.change_volume_options(volume, |options| options.writeback_running = true).expect("it is there");
-        assert_eq!(set.write_back(volume, &Cancel::default()).await, Err(Error::OlderBacking));
+        assert_eq!(set.write_back(volume, &CancelToken::default()).await, Err(Error::OlderBacking));
         env.sleep(Duration::from_secs(100)).await;
         let info = set.volumes().into_iter().find(|info| info.id == volume).expect("it is served");
         let trouble = info.writeback_trouble.map(|trouble| trouble.error);

@@ -1,7 +1,7 @@
 //! Opening a set reads the whole tree and reports its progress.
 
 use crate::rig::{Rig, Sizes, ask, open, run};
-use bcached_engine::{Opening, Options, Request, VolumeOptions};
+use bcached_engine::{OpenProgress, Options, Request, VolumeOptions};
 use bcached_env::Buffer;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -37,8 +37,8 @@ fn an_opening_counts_the_nodes_that_it_has_read() {
     });
     assert!(nodes > 40, "more than two batches of leaves, not {nodes}");
 
-    let opening: Arc<Opening> = Arc::default();
-    let look = |opening: &Opening| (opening.nodes_read(), opening.tree_percent());
+    let opening: Arc<OpenProgress> = Arc::default();
+    let look = |opening: &OpenProgress| (opening.nodes_read(), opening.tree_percent());
     assert_eq!(look(&opening), (0, 0));
     let seen: Rc<RefCell<Vec<(u64, u64)>>> = Rc::default();
     let (watched, told) = (Arc::clone(&opening), Rc::clone(&seen));

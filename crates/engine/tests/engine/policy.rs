@@ -1,11 +1,11 @@
 //! What is added to the cache and what is not, shown by requests: each rule takes effect, is
 //! counted under its reason, and stops taking effect.
 
-use crate::memory::{Mishap, World};
+use crate::memory::{OpFault, World};
 use crate::rig::{CACHE, Rig, Sizes, ask, bytes, open_as_told, run, write};
 use bcached_engine::{
-    Bypass, Bypassed, CacheSet, Cause, Client, Options, Reads, Request, Traffic, VolumeId, VolumeOptions,
-    VolumeStats,
+    BypassReason, BypassStats, CacheSet, ClientId, Options, ReadStats, Request, Traffic, VolumeId,
+    VolumeOptions, VolumeStats, WriteCause,
 };
 use bcached_env::{Buffer, Env, Op};
 use bcached_format::CacheMode;
@@ -49,7 +49,7 @@ fn put(sector: u64, sectors: u64) -> Request {
     write(sector, usize::try_from(sectors).expect("small"), 1)
 }
 
-async fn ask_for(set: &CacheSet, volume: VolumeId, client: Client, request: Request) {
+async fn ask_for(set: &CacheSet, volume: VolumeId, client: ClientId, request: Request) {
     assert_eq!(set.serve_for(client, volume, request).await.result, Ok(()));
 }
 
@@ -62,7 +62,7 @@ fn stats(set: &CacheSet) -> VolumeStats {
     stats
 }
 
-fn bypassed(set: &CacheSet, reason: Bypass) -> Traffic {
+fn bypassed(set: &CacheSet, reason: BypassReason) -> Traffic {
     stats(set).bypassed.of(reason)
 }
 
@@ -85,13 +85,13 @@ fn a_stream_is_bypassed_from_the_cutoff_on_and_counted() {
             ask(&set, volume, put(part * PART, PART)).await;
         }
         assert_eq!(set.status().dirty_sectors, 63 * PART);
-        let sequential = bypassed(&set, Bypass::Sequential);
+        let sequential = bypassed(&set, BypassReason::Sequential);
         assert_eq!(sequential, Traffic { requests: 37, bytes: 37 * 512 * PART });
         assert_eq!(stats(&set).bypassed.total(), sequential, "and for no other reason");
         // A single request can be a stream too. Over dirty data it goes into the cache all the
         // same.
         ask(&set, volume, write(0, 8192, 2)).await;
-        assert_eq!(bypassed(&set, Bypass::Sequential).requests, 38);
+        assert_eq!(bypassed(&set, BypassReason::Sequential).requests, 38);
         assert_eq!(set.status().dirty_sectors, 8192);
         ask(&set, volume, write(100_000, 8184, 3)).await;
         assert_eq!(set.status().dirty_sectors, 8192 + 8184, "4092 KiB are none");
@@ -106,14 +106,14 @@ fn a_stream_that_is_read_fills_nothing() {
             ask(&set, volume, read(part * PART, PART)).await;
         }
         rest(&env).await;
-        assert_eq!(set.written().of(Cause::Fill), 63 * 512 * PART);
-        let reads = Reads { misses: 63, bypass_misses: 37, ..Reads::default() };
+        assert_eq!(set.written().of(WriteCause::Fill), 63 * 512 * PART);
+        let reads = ReadStats { misses: 63, bypass_misses: 37, ..ReadStats::default() };
         assert_eq!(stats(&set).reads, reads);
         // A streaming client still gets what the cache has.
         for part in 0..100 {
             ask(&set, volume, read(part * PART, PART)).await;
         }
-        assert_eq!(stats(&set).reads, Reads { hits: 63, bypass_misses: 74, ..reads });
+        assert_eq!(stats(&set).reads, ReadStats { hits: 63, bypass_misses: 74, ..reads });
     });
 }
 
@@ -125,18 +125,18 @@ fn only_who_has_streamed_is_bypassed_for_a_while_after_it() {
     on_new_set(options(), |_, _, set, volume| async move {
         let random = |number: u64| put(200_000 + 1000 * number, SMALL);
         for part in 0..1024 {
-            ask_for(&set, volume, Client(1), put(part * PART, PART)).await;
+            ask_for(&set, volume, ClientId(1), put(part * PART, PART)).await;
         }
-        let after_stream = bypassed(&set, Bypass::Sequential).requests;
+        let after_stream = bypassed(&set, BypassReason::Sequential).requests;
         assert_eq!(after_stream, 1024 - 63);
         for number in 0..20 {
-            ask_for(&set, volume, Client(2), random(number)).await;
+            ask_for(&set, volume, ClientId(2), random(number)).await;
         }
-        assert_eq!(bypassed(&set, Bypass::Sequential).requests, after_stream);
+        assert_eq!(bypassed(&set, BypassReason::Sequential).requests, after_stream);
         for number in 20..40 {
-            ask_for(&set, volume, Client(1), random(number)).await;
+            ask_for(&set, volume, ClientId(1), random(number)).await;
         }
-        assert_eq!(bypassed(&set, Bypass::Sequential).requests, after_stream + 6);
+        assert_eq!(bypassed(&set, BypassReason::Sequential).requests, after_stream + 6);
         assert_eq!(set.status().dirty_sectors, 63 * PART + (20 + 14) * SMALL);
     });
 }
@@ -148,12 +148,12 @@ fn a_cutoff_that_is_changed_acts_at_once() {
         set.change_volume_options(volume, |options| options.sequential_cutoff = 2 * PART * 512)
             .expect("served");
         ask(&set, volume, put(PART, PART)).await;
-        assert_eq!(bypassed(&set, Bypass::Sequential).requests, 1);
+        assert_eq!(bypassed(&set, BypassReason::Sequential).requests, 1);
         set.change_volume_options(volume, |options| options.sequential_cutoff = 0).expect("served");
         for part in 2..100 {
             ask(&set, volume, put(part * PART, PART)).await;
         }
-        assert_eq!(bypassed(&set, Bypass::Sequential).requests, 1);
+        assert_eq!(bypassed(&set, BypassReason::Sequential).requests, 1);
     });
 }
 
@@ -170,18 +170,18 @@ fn each_mode_adds_what_it_says_and_a_change_acts_at_once() {
         rest(&env).await;
         assert!(!is_cached(&set, volume, 1000, SMALL).await && !is_cached(&set, volume, 2000, SMALL).await);
         assert!(is_cached(&set, volume, 0, SMALL).await, "what is there is found in every mode");
-        assert_eq!(stats(&set).reads, Reads { bypass_hits: 1, bypass_misses: 3, ..Reads::default() });
-        assert_eq!(bypassed(&set, Bypass::Mode), Traffic { requests: 5, bytes: 5 * 4096 });
+        assert_eq!(stats(&set).reads, ReadStats { bypass_hits: 1, bypass_misses: 3, ..ReadStats::default() });
+        assert_eq!(bypassed(&set, BypassReason::Mode), Traffic { requests: 5, bytes: 5 * 4096 });
         ask(&set, volume, put(0, SMALL)).await;
         assert_eq!(set.status().dirty_sectors, SMALL, "dirty data is written over where it is");
 
         to(CacheMode::Writearound).await;
         ask(&set, volume, put(3000, SMALL)).await;
-        assert_eq!(bypassed(&set, Bypass::Mode).requests, 7);
+        assert_eq!(bypassed(&set, BypassReason::Mode).requests, 7);
         ask(&set, volume, read(3000, SMALL)).await;
         rest(&env).await;
         assert!(is_cached(&set, volume, 3000, SMALL).await, "reads are cached");
-        assert_eq!(bypassed(&set, Bypass::Mode).requests, 7);
+        assert_eq!(bypassed(&set, BypassReason::Mode).requests, 7);
 
         to(CacheMode::Writethrough).await;
         ask(&set, volume, put(4000, SMALL)).await;
@@ -191,7 +191,7 @@ fn each_mode_adds_what_it_says_and_a_change_acts_at_once() {
         to(CacheMode::Writeback).await;
         ask(&set, volume, put(5000, SMALL)).await;
         assert_eq!(set.status().dirty_sectors, 2 * SMALL);
-        assert_eq!(bypassed(&set, Bypass::Mode).requests, 7);
+        assert_eq!(bypassed(&set, BypassReason::Mode).requests, 7);
     });
 }
 
@@ -217,11 +217,11 @@ fn discards_and_zeroings_are_not_bypassed_and_no_stream() {
             )
             .await;
         }
-        assert_eq!(stats(&set).bypassed, Bypassed::default());
+        assert_eq!(stats(&set).bypassed, BypassStats::default());
         assert_eq!(set.status().stats.write_bytes, 0);
         ask(&set, volume, put(20_480, SMALL)).await;
         assert_eq!(set.status().dirty_sectors, SMALL, "where the last one ended, and no part of it");
-        assert_eq!(stats(&set).bypassed, Bypassed::default());
+        assert_eq!(stats(&set).bypassed, BypassStats::default());
     });
 }
 
@@ -231,7 +231,7 @@ async fn slow_write(env: &Env, world: &Rc<RefCell<World>>, set: &CacheSet, volum
     let held = Rc::clone(&is_held);
     world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
         Op::Write { payload, .. } if disk == CACHE && payload.len() == 4096 => {
-            held.get().then_some(Mishap::Waits)
+            held.get().then_some(OpFault::Waits)
         }
         _ => None,
     }));
@@ -255,33 +255,33 @@ fn what_is_large_goes_past_a_slow_cache_device() {
     on_new_set(options(), |env, world, set, volume| async move {
         slow_write(&env, &world, &set, volume, Duration::from_millis(19)).await;
         ask(&set, volume, put(10_000, PART)).await;
-        assert_eq!(stats(&set).bypassed, Bypassed::default(), "it is not called slow");
+        assert_eq!(stats(&set).bypassed, BypassStats::default(), "it is not called slow");
         // The limit is then 113 sectors, less up to 32.
         slow_write(&env, &world, &set, volume, Duration::from_millis(630)).await;
         assert!((100..128).contains(&set.status().congested_sectors), "{}", set.status().congested_sectors);
         let dirty = set.status().dirty_sectors;
         ask(&set, volume, put(20_000, PART)).await;
-        assert_eq!(bypassed(&set, Bypass::Congested), Traffic { requests: 1, bytes: PART * 512 });
+        assert_eq!(bypassed(&set, BypassReason::Congested), Traffic { requests: 1, bytes: PART * 512 });
         ask(&set, volume, put(30_000, SMALL)).await;
-        assert_eq!(bypassed(&set, Bypass::Congested).requests, 1);
+        assert_eq!(bypassed(&set, BypassReason::Congested).requests, 1);
         assert_eq!(set.status().dirty_sectors, dirty + SMALL);
         // Data on the cache device is read from there, even though it is slow.
         ask(&set, volume, read(10_000, PART)).await;
-        assert_eq!(stats(&set).reads, Reads { bypass_hits: 1, ..Reads::default() });
+        assert_eq!(stats(&set).reads, ReadStats { bypass_hits: 1, ..ReadStats::default() });
         // Once disabled, slowness of the device is ignored; and congestion ends by itself after
         // about a second.
         set.change_options(|options| options.congested_read_threshold = Duration::ZERO);
         ask(&set, volume, put(40_000, PART)).await;
-        assert_eq!(bypassed(&set, Bypass::Congested).requests, 3, "writes are still looked at");
+        assert_eq!(bypassed(&set, BypassReason::Congested).requests, 3, "writes are still looked at");
         set.change_options(|options| options.congested_write_threshold = Duration::ZERO);
         ask(&set, volume, put(40_000, PART)).await;
-        assert_eq!(bypassed(&set, Bypass::Congested).requests, 3);
+        assert_eq!(bypassed(&set, BypassReason::Congested).requests, 3);
         set.change_options(|options| options.congested_write_threshold = Duration::from_millis(20));
         world.borrow_mut().pass(Duration::from_millis(700));
         // Time stands still for a running task.
         env.yield_now().await;
         ask(&set, volume, put(50_000, PART)).await;
-        assert_eq!(bypassed(&set, Bypass::Congested).requests, 3);
+        assert_eq!(bypassed(&set, BypassReason::Congested).requests, 3);
         assert_eq!(set.status().congested_sectors, 0);
     });
 }
@@ -294,7 +294,7 @@ fn a_cache_device_that_fails_often_takes_nothing_more_and_is_emptied() {
         ask(&set, volume, put(0, SMALL)).await;
         world.borrow_mut().fate = Some(Box::new(|disk, op| match op {
             Op::Write { payload, fua: false, .. } if disk == CACHE && payload.len() == 4096 => {
-                Some(Mishap::Fails)
+                Some(OpFault::Fails)
             }
             _ => None,
         }));
@@ -306,7 +306,7 @@ fn a_cache_device_that_fails_often_takes_nothing_more_and_is_emptied() {
         assert!(set.status().is_failing && set.status().failed.is_none());
         world.borrow_mut().fate = None;
         ask(&set, volume, put(20_000, SMALL)).await;
-        assert_eq!(bypassed(&set, Bypass::Failing), Traffic { requests: 1, bytes: SMALL * 512 });
+        assert_eq!(bypassed(&set, BypassReason::Failing), Traffic { requests: 1, bytes: SMALL * 512 });
         // It is so little that it would stay dirty as long as clients are active.
         for _ in 0..1000 {
             if set.status().dirty_sectors == 0 {
@@ -320,9 +320,9 @@ fn a_cache_device_that_fails_often_takes_nothing_more_and_is_emptied() {
         assert_eq!(bytes(&set, volume, 20_000, 8).await, [1; 8]);
         set.change_options(|options| options.io_error_limit = 9);
         assert!(!set.status().is_failing);
-        let before = bypassed(&set, Bypass::Failing);
+        let before = bypassed(&set, BypassReason::Failing);
         ask(&set, volume, put(30_000, SMALL)).await;
-        assert_eq!(bypassed(&set, Bypass::Failing), before);
+        assert_eq!(bypassed(&set, BypassReason::Failing), before);
         assert_eq!(set.status().dirty_sectors, SMALL);
         // Decay of the error count also ends the bypass.
         set.change_options(|options| (options.io_error_limit, options.io_error_halflife) = (8, 88));
@@ -358,7 +358,7 @@ fn a_clean_cache_is_never_bypassed_however_full() {
         );
         ask(&set, volume, put(0, PART)).await;
         assert_eq!(set.status().dirty_sectors, PART);
-        assert_eq!(stats(&set).bypassed, Bypassed::default());
+        assert_eq!(stats(&set).bypassed, BypassStats::default());
     });
 }
 
@@ -384,16 +384,20 @@ fn a_cache_full_of_dirty_data_is_bypassed_until_that_is_written_back() {
             ask(&set, volume, put(part * PART, PART)).await;
         }
         assert!((80..=90).contains(&dirty_percent()), "{}", dirty_percent());
-        assert_eq!(stats(&set).bypassed, Bypassed::default(), "what is not kept dirty goes to both devices");
+        assert_eq!(
+            stats(&set).bypassed,
+            BypassStats::default(),
+            "what is not kept dirty goes to both devices"
+        );
         let kept = dirty_percent();
         for part in 600..700 {
             ask(&set, volume, put_durably(part * PART, PART)).await;
         }
         assert!(dirty_percent() > kept, "durable writes stay longer");
-        let full = bypassed(&set, Bypass::Full);
+        let full = bypassed(&set, BypassReason::Full);
         assert!((10..100).contains(&full.requests) && full.bytes == full.requests * PART * 512, "{full:?}");
         ask(&set, volume, read(1000 * PART, PART)).await;
-        assert_eq!(stats(&set).reads, Reads { bypass_misses: 1, ..Reads::default() });
+        assert_eq!(stats(&set).reads, ReadStats { bypass_misses: 1, ..ReadStats::default() });
 
         set.change_options(|options| options.volume.writeback_running = true);
         set.change_volume_options(volume, |options| options.writeback_running = true).expect("served");
@@ -419,8 +423,8 @@ fn reads_of_the_engines_own_are_not_counted_and_fill_nothing() {
         rest(&env).await;
         let counted = set.status().stats;
         assert_eq!((counted.hit_bytes, counted.miss_bytes, counted.written.data()), (0, 0, 0));
-        assert_eq!(stats(&set).reads, Reads::default());
-        assert_eq!(bypassed(&set, Bypass::Mode), Traffic { requests: 20, bytes: 20 * 1024 });
+        assert_eq!(stats(&set).reads, ReadStats::default());
+        assert_eq!(bypassed(&set, BypassReason::Mode), Traffic { requests: 20, bytes: 20 * 1024 });
     });
 }
 

@@ -1,6 +1,6 @@
 //! Reads over unusually many keys of the tree, and slow reads.
 
-use crate::memory::Mishap;
+use crate::memory::OpFault;
 use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, bytes, open, run, write};
 use bcached_engine::{CacheSet, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::{Buffer, Env, Op};
@@ -106,10 +106,12 @@ fn a_slow_read_does_not_return_what_the_next_one_does_not() {
         let (holds_read, holds_flush) = (Rc::new(Cell::new(true)), Rc::new(Cell::new(false)));
         let (is_slow, is_flush_slow) = (Rc::clone(&holds_read), Rc::clone(&holds_flush));
         world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
-            Op::Read { sector: DATA_OFFSET, .. } if disk == BACKING => is_slow.get().then_some(Mishap::Waits),
-            Op::Flush if disk == BACKING => is_flush_slow.get().then_some(Mishap::Waits),
+            Op::Read { sector: DATA_OFFSET, .. } if disk == BACKING => {
+                is_slow.get().then_some(OpFault::Waits)
+            }
+            Op::Flush if disk == BACKING => is_flush_slow.get().then_some(OpFault::Waits),
             Op::Write { payload, .. } if disk == CACHE && payload.as_slice() == [NEW; 4096] => {
-                Some(Mishap::Fails)
+                Some(OpFault::Fails)
             }
             _ => None,
         }));
@@ -142,14 +144,14 @@ fn a_read_that_turns_to_the_backing_device_does_not_return_what_the_next_one_doe
             // The clean copy, the first data that is read.
             Op::Read { buffer, .. } if disk == CACHE && buffer.len() == 4096 && fails.get() => {
                 if is_slow.get() {
-                    return Some(Mishap::Waits);
+                    return Some(OpFault::Waits);
                 }
                 fails.set(false);
-                Some(Mishap::Fails)
+                Some(OpFault::Fails)
             }
-            Op::Flush if disk == BACKING => is_flush_slow.get().then_some(Mishap::Waits),
+            Op::Flush if disk == BACKING => is_flush_slow.get().then_some(OpFault::Waits),
             Op::Write { payload, .. } if disk == CACHE && payload.as_slice() == [NEW; 4096] => {
-                Some(Mishap::Fails)
+                Some(OpFault::Fails)
             }
             _ => None,
         }));

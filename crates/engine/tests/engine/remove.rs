@@ -1,9 +1,11 @@
 //! Volumes that are removed while their set keeps running.
 
-use crate::beside::{Beside, asking};
-use crate::memory::Mishap;
+use crate::background_tasks::{BackgroundTask, asking};
+use crate::memory::OpFault;
 use crate::rig::{BACKING, DATA_OFFSET, Rig, Sizes, ask, bytes, open, run, write};
-use bcached_engine::{CacheSet, Cancel, Error, Options, Removed, Request, VolumeId, VolumeOptions};
+use bcached_engine::{
+    CacheSet, CancelToken, Error, Options, RemovedVolume, Request, VolumeId, VolumeOptions,
+};
 use bcached_env::{Buffer, Env, Op};
 use bcached_format::{BackingState, CacheMode};
 use std::cell::RefCell;
@@ -21,9 +23,9 @@ fn options() -> Options {
     }
 }
 
-fn removing(env: &Env, set: &CacheSet, volume: VolumeId) -> Beside<Result<Removed, Error>> {
+fn removing(env: &Env, set: &CacheSet, volume: VolumeId) -> BackgroundTask<Result<RemovedVolume, Error>> {
     let set = set.clone();
-    Beside::start(env, async move { set.remove_volume(volume).await })
+    BackgroundTask::start(env, async move { set.remove_volume(volume).await })
 }
 
 /// Dirty data of a removed volume stays, is reported as unserved, and is there when the volume is
@@ -35,7 +37,7 @@ fn dirty_data_stays_and_is_found_again() {
         let (set, volume) = open(env, options()).await.expect("sound");
         ask(&set, volume, write(0, 8, 1)).await;
         let removed = set.remove_volume(volume).await.expect("it is there");
-        assert_eq!(removed, Removed { disk: Some(BACKING), lost: None });
+        assert_eq!(removed, RemovedVolume { disk: Some(BACKING), lost: None });
         assert_eq!(set.volumes(), []);
         let unserved = set.status().unserved;
         assert_eq!(unserved.iter().map(|left| left.dirty_sectors).collect::<Vec<_>>(), [8]);
@@ -45,7 +47,7 @@ fn dirty_data_stays_and_is_found_again() {
         let volume = set.add_backing(BACKING, None).await.expect("it comes back");
         assert_eq!(bytes(&set, volume, 0, 8).await, [1; 8]);
         assert_eq!(set.volumes()[0].dirty_sectors, 8);
-        set.write_back(volume, &Cancel::default()).await.expect("the device is well");
+        set.write_back(volume, &CancelToken::default()).await.expect("the device is well");
         set.remove_volume(volume).await.expect("it is there");
         set.stop().await.expect("it stops");
         set.assert_invariants();
@@ -63,7 +65,7 @@ fn requests_in_flight_end_and_no_other_begins() {
         let (set, volume) = open(env.clone(), options()).await.expect("sound");
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
             let is_read = disk == BACKING && matches!(op, Op::Read { .. });
-            is_read.then_some(Mishap::Waits)
+            is_read.then_some(OpFault::Waits)
         }));
         let read = asking(&env, &set, volume, Request::Read { sector: 0, buffer: Buffer::zeroed(4096) });
         env.sleep(Duration::from_millis(1)).await;
@@ -72,7 +74,7 @@ fn requests_in_flight_end_and_no_other_begins() {
         assert!(!read.is_over() && !leaving.is_over());
         let late = set.serve(volume, write(0, 8, 1)).await;
         assert_eq!(late.result, Err(Error::NoVolume));
-        assert_eq!(set.detach(volume, &Cancel::default()).await, Err(Error::OnItsWay));
+        assert_eq!(set.detach(volume, &CancelToken::default()).await, Err(Error::VolumeBusy));
         world.borrow_mut().fate = None;
         assert_eq!(read.result(&env).await, Ok(()));
         leaving.result(&env).await.expect("nothing keeps it");
@@ -129,7 +131,7 @@ fn a_failing_last_flush_is_told() {
         set.set_cache_mode(volume, CacheMode::Writearound).await.expect("sound");
         ask(&set, volume, write(0, 8, 1)).await;
         world.borrow_mut().fate =
-            Some(Box::new(|disk, op| (disk == BACKING && matches!(op, Op::Flush)).then_some(Mishap::Fails)));
+            Some(Box::new(|disk, op| (disk == BACKING && matches!(op, Op::Flush)).then_some(OpFault::Fails)));
         let removed = set.remove_volume(volume).await.expect("it goes");
         assert!(removed.lost.is_some(), "{removed:?}");
         assert_eq!(set.volumes(), []);
@@ -152,7 +154,7 @@ fn a_volume_can_be_served_without_a_cache() {
         );
 
         let volume = set.add_backing(BACKING, None).await.expect("it comes back");
-        set.write_back(volume, &Cancel::default()).await.expect("the device is well");
+        set.write_back(volume, &CancelToken::default()).await.expect("the device is well");
         set.remove_volume(volume).await.expect("it is there");
         let volume = set.add_uncached(BACKING).await.expect("all of it is there");
         let info = set.volumes().remove(0);
@@ -176,9 +178,9 @@ fn without_a_cache_a_discard_waits_for_the_write_before_it() {
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
         let (set, volume) = open(env.clone(), options()).await.expect("sound");
-        set.detach(volume, &Cancel::default()).await.expect("sound");
+        set.detach(volume, &CancelToken::default()).await.expect("sound");
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
-            (disk == BACKING && matches!(op, Op::Write { .. })).then_some(Mishap::Waits)
+            (disk == BACKING && matches!(op, Op::Write { .. })).then_some(OpFault::Waits)
         }));
         let before = asking(&env, &set, volume, write(0, 8, 1));
         env.sleep(Duration::from_millis(1)).await;

@@ -4,7 +4,7 @@
 use crate::rig::{Rig, Sizes, ask, open, run, write};
 use bcached_engine::{Options, Request, Settings};
 use bcached_env::Buffer;
-use bcached_format::{CacheMode, Replacement};
+use bcached_format::{CacheMode, ReplacementPolicy};
 
 const SIZES: Sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 400_000 };
 
@@ -14,7 +14,7 @@ const PIECE: usize = 64;
 /// Fills the cache, then writes half as much again, while the first piece is read all the time.
 /// Returns how many of the pieces are hits at the end, and whether the first is one. `first` is the
 /// policy in the superblock until `replacement` was set.
-fn left(first: Replacement, replacement: Replacement) -> (usize, bool) {
+fn left(first: ReplacementPolicy, replacement: ReplacementPolicy) -> (usize, bool) {
     const PIECES: u64 = 1500;
     let mut rig = Rig::with_replacement(SIZES, 1, first);
     run(&mut rig, move |env| async move {
@@ -56,29 +56,29 @@ fn left(first: Replacement, replacement: Replacement) -> (usize, bool) {
 
 #[test]
 fn what_is_read_stays_if_the_last_use_counts() {
-    let (hits, first) = left(Replacement::Lru, Replacement::Lru);
+    let (hits, first) = left(ReplacementPolicy::Lru, ReplacementPolicy::Lru);
     assert!(first, "it was read all the time");
     assert!(hits > 900, "{hits} pieces are left");
 }
 
 #[test]
 fn what_came_first_leaves_first_if_the_order_counts() {
-    let (hits, first) = left(Replacement::Fifo, Replacement::Fifo);
+    let (hits, first) = left(ReplacementPolicy::Fifo, ReplacementPolicy::Fifo);
     assert!(!first, "it came first, however often it was read");
     assert!(hits > 900, "{hits} pieces are left");
 }
 
 #[test]
 fn any_may_leave() {
-    let (hits, _) = left(Replacement::Random, Replacement::Random);
+    let (hits, _) = left(ReplacementPolicy::Random, ReplacementPolicy::Random);
     assert!(hits > 900, "{hits} pieces are left");
 }
 
 /// A policy that is changed while the set runs is in force from then on.
 #[test]
 fn a_policy_that_changes_counts_at_once() {
-    let (_, first) = left(Replacement::Lru, Replacement::Fifo);
+    let (_, first) = left(ReplacementPolicy::Lru, ReplacementPolicy::Fifo);
     assert!(!first, "it came first, however often it was read");
-    let (_, first) = left(Replacement::Fifo, Replacement::Lru);
+    let (_, first) = left(ReplacementPolicy::Fifo, ReplacementPolicy::Lru);
     assert!(first, "it was read all the time");
 }

@@ -1,10 +1,10 @@
 //! Volumes that grow and shrink while they are served. Nothing written is lost or hidden, and what
 //! a device held at its former size never comes back.
 
-use crate::beside::{Beside, asking};
-use crate::memory::{Mishap, World};
+use crate::background_tasks::{BackgroundTask, asking};
+use crate::memory::{OpFault, World};
 use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, bytes, open, run, write};
-use bcached_engine::{CacheSet, Cancel, Cause, Error, Options, Request, VolumeId, VolumeOptions};
+use bcached_engine::{CacheSet, CancelToken, Error, Options, Request, VolumeId, VolumeOptions, WriteCause};
 use bcached_env::{Env, Op};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -34,12 +34,12 @@ async fn warm(env: &Env, set: &CacheSet, volume: VolumeId) {
         bytes(set, volume, place * 8, 8).await;
         env.sleep(Duration::from_millis(10)).await;
     }
-    assert!(set.status().stats.written.of(Cause::Fill) > 0);
+    assert!(set.status().stats.written.of(WriteCause::Fill) > 0);
 }
 
-fn shrinking(env: &Env, set: &CacheSet, volume: VolumeId, sectors: u64) -> Beside<Result<(), Error>> {
+fn shrinking(env: &Env, set: &CacheSet, volume: VolumeId, sectors: u64) -> BackgroundTask<Result<(), Error>> {
     let set = set.clone();
-    Beside::start(env, async move { set.shrink(volume, sectors, &Cancel::default()).await })
+    BackgroundTask::start(env, async move { set.shrink(volume, sectors, &CancelToken::default()).await })
 }
 
 /// After the device has grown, its tail, which was never cached, becomes part of a cached block
@@ -54,24 +54,28 @@ fn a_device_that_grew_is_taken_up_with_its_odd_end() {
         ask(&set, volume, write(990, 13, 1)).await;
         let refused = Error::Size { sectors: 1100, sectors_min: 1003, sectors_max: 1003 };
         assert_eq!(
-            set.grow(volume, 1100, &Cancel::default()).await,
+            set.grow(volume, 1100, &CancelToken::default()).await,
             Err(refused),
             "the device ends before that"
         );
-        assert_eq!(set.grow(volume, 1003, &Cancel::default()).await, Ok(()), "so it is");
+        assert_eq!(set.grow(volume, 1003, &CancelToken::default()).await, Ok(()), "so it is");
         world.borrow_mut().resize(1, DATA_OFFSET + 2001);
         assert!(set.serve(volume, write(1003, 1, 2)).await.result.is_err(), "not taken up yet");
-        assert_eq!(set.grow(volume, 2001, &Cancel::default()).await, Ok(()));
+        assert_eq!(set.grow(volume, 2001, &CancelToken::default()).await, Ok(()));
         assert_eq!(sectors(&set), 2001);
         assert_eq!(bytes(&set, volume, 990, 16).await, [[1; 13].as_slice(), &[0; 3]].concat());
         ask(&set, volume, write(1002, 2, 3)).await;
         ask(&set, volume, write(1990, 11, 4)).await;
         let at_old_end = [1, 1, 3, 3, 0];
         assert_eq!(bytes(&set, volume, 1000, 5).await, at_old_end);
-        set.write_back(volume, &Cancel::default()).await.expect("the device is well");
+        set.write_back(volume, &CancelToken::default()).await.expect("the device is well");
         assert_eq!(bytes(&set, volume, 1000, 5).await, at_old_end);
         let smaller = Error::Size { sectors: 1003, sectors_min: 2001, sectors_max: 2001 };
-        assert_eq!(set.grow(volume, 1003, &Cancel::default()).await, Err(smaller), "that is another thing");
+        assert_eq!(
+            set.grow(volume, 1003, &CancelToken::default()).await,
+            Err(smaller),
+            "that is another thing"
+        );
         set.stop().await.expect("it stops");
         set.assert_invariants();
     });
@@ -90,10 +94,10 @@ async fn zeroing_as_the_device_grows(
     world: &RefCell<World>,
     set: &CacheSet,
     volume: VolumeId,
-) -> Beside<Result<(), Error>> {
+) -> BackgroundTask<Result<(), Error>> {
     ask(set, volume, write(1000, 3, 9)).await;
     world.borrow_mut().resize(1, DATA_OFFSET + 2000);
-    world.borrow_mut().fate = Some(Box::new(|_, op| matches!(op, Op::Zero { .. }).then_some(Mishap::Waits)));
+    world.borrow_mut().fate = Some(Box::new(|_, op| matches!(op, Op::Zero { .. }).then_some(OpFault::Waits)));
     let zeroes = Request::WriteZeroes { sector: 985, sectors: 18, fua: false, may_unmap: false };
     let old = asking(env, set, volume, zeroes);
     env.sleep(Duration::from_millis(1)).await;
@@ -110,9 +114,9 @@ fn nothing_of_the_old_end_is_cached_under_a_request_that_does_not_know_the_new_o
     run(&mut rig, move |env| async move {
         let (set, volume) = open(env.clone(), options()).await.expect("sound");
         let old = zeroing_as_the_device_grows(&env, &world, &set, volume).await;
-        let growing = Beside::start(&env, {
+        let growing = BackgroundTask::start(&env, {
             let set = set.clone();
-            async move { set.grow(volume, 2000, &Cancel::default()).await }
+            async move { set.grow(volume, 2000, &CancelToken::default()).await }
         });
         env.sleep(Duration::from_secs(1)).await;
         assert!(!old.is_over() && !growing.is_over());
@@ -136,8 +140,8 @@ fn a_growth_that_waits_for_earlier_requests_is_cancelled() {
     run(&mut rig, move |env| async move {
         let (set, volume) = open(env.clone(), options()).await.expect("sound");
         let old = zeroing_as_the_device_grows(&env, &world, &set, volume).await;
-        let cancel = Cancel::default();
-        let growing = Beside::start(&env, {
+        let cancel = CancelToken::default();
+        let growing = BackgroundTask::start(&env, {
             let (set, cancel) = (set.clone(), cancel.clone());
             async move { set.grow(volume, 2000, &cancel).await }
         });
@@ -151,7 +155,7 @@ fn a_growth_that_waits_for_earlier_requests_is_cancelled() {
         world.borrow_mut().fate = None;
         assert_eq!(old.result(&env).await, Ok(()));
         assert_eq!(bytes(&set, volume, 1000, 3).await, [0; 3]);
-        assert_eq!(set.grow(volume, 2000, &Cancel::default()).await, Ok(()));
+        assert_eq!(set.grow(volume, 2000, &CancelToken::default()).await, Ok(()));
         ask(&set, volume, write(1003, 5, 7)).await;
         assert_eq!(bytes(&set, volume, 1000, 8).await, [0, 0, 0, 7, 7, 7, 7, 7]);
         set.stop().await.expect("it stops");
@@ -170,7 +174,7 @@ fn what_was_cached_behind_a_cut_does_not_come_back() {
         run(&mut rig, move |env| async move {
             let (set, volume) = open(env, options()).await.expect("sound");
             ask(&set, volume, write(900, 1100, 5)).await;
-            set.write_back(volume, &Cancel::default()).await.expect("the device is well");
+            set.write_back(volume, &CancelToken::default()).await.expect("the device is well");
             set.stop().await.expect("it stops");
         });
         world.borrow_mut().resize(1, ODD);
@@ -182,7 +186,7 @@ fn what_was_cached_behind_a_cut_does_not_come_back() {
                 assert_eq!(set.give_up_behind_end(volume).await, Ok(false), "it is gone");
             }
             world.borrow_mut().resize(1, DATA_OFFSET + 2000);
-            assert_eq!(set.grow(volume, 2000, &Cancel::default()).await, Ok(()));
+            assert_eq!(set.grow(volume, 2000, &CancelToken::default()).await, Ok(()));
             assert_eq!(bytes(&set, volume, 1000, 8).await, [5, 5, 5, 0, 0, 0, 0, 0]);
             assert_eq!(bytes(&set, volume, 1000, 1000).await[3..], [0; 997], "the device has nothing there");
             assert_eq!(bytes(&set, volume, 900, 100).await, [5; 100]);
@@ -204,7 +208,7 @@ fn a_shrink_writes_back_what_lies_behind_and_no_more() {
         ask(&set, volume, write(0, 16, 1)).await;
         ask(&set, volume, write(992, 16, 2)).await;
         ask(&set, volume, write(3990, 10, 3)).await;
-        let none = Cancel::default();
+        let none = CancelToken::default();
         let odd = Error::NotWholeBlocks { sectors: 1001, block_sectors: 8 };
         assert_eq!(set.shrink(volume, 1001, &none).await, Err(odd));
         let larger = Error::Size { sectors: 4008, sectors_min: 8, sectors_max: 4000 };
@@ -231,7 +235,7 @@ fn a_shrink_writes_back_what_lies_behind_and_no_more() {
         world.borrow_mut().resize(1, DATA_OFFSET + 1000);
         assert_eq!(set.is_cut_short(volume).await, Ok(false), "the cache holds nothing of it");
         world.borrow_mut().resize(1, DATA_OFFSET + 4000);
-        assert_eq!(set.grow(volume, 4000, &Cancel::default()).await, Ok(()));
+        assert_eq!(set.grow(volume, 4000, &CancelToken::default()).await, Ok(()));
         assert_eq!(bytes(&set, volume, 1000, 3000).await, [0; 3000], "nothing of it was kept");
         set.stop().await.expect("it stops");
         set.assert_invariants();
@@ -250,25 +254,25 @@ fn a_shrink_that_fails_or_is_given_up_loses_nothing() {
         ask(&set, volume, write(2000, 100, 2)).await;
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
             let is_data = matches!(op, Op::Write { sector, .. } if *sector >= DATA_OFFSET);
-            (disk == BACKING && is_data).then_some(Mishap::Fails)
+            (disk == BACKING && is_data).then_some(OpFault::Fails)
         }));
-        let failed = set.shrink(volume, 1000, &Cancel::default()).await;
+        let failed = set.shrink(volume, 1000, &CancelToken::default()).await;
         assert!(matches!(failed, Err(Error::Io { .. })), "{failed:?}");
         assert_eq!((sectors(&set), set.volumes()[0].dirty_sectors), (4000, 104));
-        let cancel = Cancel::default();
-        let going = Beside::start(&env, {
+        let cancel = CancelToken::default();
+        let going = BackgroundTask::start(&env, {
             let (set, cancel) = (set.clone(), cancel.clone());
             async move { set.shrink(volume, 1000, &cancel).await }
         });
         env.sleep(Duration::from_millis(1)).await;
-        assert_eq!(set.detach(volume, &Cancel::default()).await, Err(Error::OnItsWay));
-        assert_eq!(set.grow(volume, 4000, &Cancel::default()).await, Err(Error::OnItsWay));
+        assert_eq!(set.detach(volume, &CancelToken::default()).await, Err(Error::VolumeBusy));
+        assert_eq!(set.grow(volume, 4000, &CancelToken::default()).await, Err(Error::VolumeBusy));
         set.cancel(&cancel);
         assert_eq!(going.result(&env).await, Err(Error::Cancelled));
         assert_eq!((sectors(&set), bytes(&set, volume, 2000, 100).await), (4000, vec![2; 100]));
         world.borrow_mut().fate = None;
         assert_eq!(set.shrink(volume, 1000, &cancel.clone()).await, Err(Error::Cancelled));
-        assert_eq!(set.shrink(volume, 1000, &Cancel::default()).await, Ok(()));
+        assert_eq!(set.shrink(volume, 1000, &CancelToken::default()).await, Ok(()));
         assert_eq!(set.volumes()[0].dirty_sectors, 0);
         set.stop().await.expect("it stops");
         set.assert_invariants();
@@ -290,7 +294,7 @@ fn requests_behind_the_new_end_leave_nothing_in_the_cache() {
             Op::Read { .. } => disk == BACKING,
             _ => false,
         };
-        world.borrow_mut().fate = Some(Box::new(move |disk, op| is_held(disk, op).then_some(Mishap::Waits)));
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| is_held(disk, op).then_some(OpFault::Waits)));
         let writing = asking(&env, &set, volume, write(2000, 16, 1));
         let reading = asking(
             &env,
@@ -313,7 +317,7 @@ fn requests_behind_the_new_end_leave_nothing_in_the_cache() {
         world.borrow_mut().resize(1, DATA_OFFSET + 1000);
         assert_eq!(set.is_cut_short(volume).await, Ok(false), "the cache holds nothing of it");
         world.borrow_mut().resize(1, DATA_OFFSET + 4000);
-        assert_eq!(set.grow(volume, 4000, &Cancel::default()).await, Ok(()));
+        assert_eq!(set.grow(volume, 4000, &CancelToken::default()).await, Ok(()));
         assert_eq!(bytes(&set, volume, 2000, 16).await, [0; 16]);
         assert_eq!(bytes(&set, volume, 3000, 8).await, [0; 8]);
         set.stop().await.expect("it stops");
@@ -340,12 +344,12 @@ fn a_fill_behind_the_new_end_does_not_arrive() {
         world.borrow_mut().fate = Some(Box::new(move |disk, op| {
             let holds = disk == CACHE && is_fill(op);
             sees.set(sees.get() || holds);
-            holds.then_some(Mishap::Waits)
+            holds.then_some(OpFault::Waits)
         }));
         assert_eq!(bytes(&set, volume, 3000, 8).await, [0x5a; 8]);
         env.sleep(Duration::from_millis(1)).await;
         assert!(held.get(), "it is on its way");
-        assert_eq!(set.shrink(volume, 1000, &Cancel::default()).await, Ok(()));
+        assert_eq!(set.shrink(volume, 1000, &CancelToken::default()).await, Ok(()));
         world.borrow_mut().fate = None;
         env.sleep(Duration::from_secs(60)).await;
         world.borrow_mut().resize(1, DATA_OFFSET + 1000);

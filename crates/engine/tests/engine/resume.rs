@@ -1,10 +1,10 @@
 //! A failed set is released and opened again in the same process. Nothing that was acknowledged is
 //! lost, and nothing of the former set remains that could write.
 
-use crate::beside::Beside;
-use crate::memory::{Mishap, NoNote, World};
+use crate::background_tasks::BackgroundTask;
+use crate::memory::{NoNote, OpFault, World};
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, open, run, write};
-use bcached_engine::{CacheSet, Doing, Error, Options, Request, VolumeId, VolumeOptions};
+use bcached_engine::{CacheSet, Error, ErrorContext, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::{Buffer, Env, IoError, IoErrorKind, Note, NoteRecord, Op};
 use bcached_format::{BackingState, CacheMode};
 use std::cell::{Cell, RefCell};
@@ -29,16 +29,16 @@ fn options() -> Options {
 
 /// A note that outlives the set that holds it; only one set holds it at a time.
 #[derive(Clone, Default)]
-pub struct Kept(Rc<RefCell<Held>>);
+pub struct PersistentNote(Rc<RefCell<NoteContents>>);
 
 #[derive(Clone, Default)]
-struct Held {
+struct NoteContents {
     session: u64,
     records: Vec<NoteRecord>,
     given_up: Vec<NoteRecord>,
 }
 
-impl Note for Kept {
+impl Note for PersistentNote {
     fn room(&self) -> usize {
         usize::MAX
     }
@@ -67,11 +67,11 @@ impl Note for Kept {
     }
 
     fn begin(&mut self, session: u64) {
-        *self.0.borrow_mut() = Held { session, ..Held::default() };
+        *self.0.borrow_mut() = NoteContents { session, ..NoteContents::default() };
     }
 }
 
-async fn open_with(env: &Env, note: &Kept) -> Result<CacheSet, Error> {
+async fn open_with(env: &Env, note: &PersistentNote) -> Result<CacheSet, Error> {
     CacheSet::open(env.clone(), CACHE, Box::new(note.clone()), options()).await
 }
 
@@ -82,7 +82,12 @@ fn fua(sector: u64, byte: u8) -> Request {
 }
 
 /// Releases the failed set, makes its devices work again, and opens it.
-async fn opened_again(env: &Env, note: &Kept, world: &RefCell<World>, failed: CacheSet) -> CacheSet {
+async fn opened_again(
+    env: &Env,
+    note: &PersistentNote,
+    world: &RefCell<World>,
+    failed: CacheSet,
+) -> CacheSet {
     let_go(env, world, failed).await;
     open_with(env, note).await.expect("it is sound all the time")
 }
@@ -113,7 +118,7 @@ fn a_set_that_is_opened_again_has_all_that_was_acknowledged() {
     let mut rig = Rig::new(SIZES, 1);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
-        let note = Kept::default();
+        let note = PersistentNote::default();
         let set = open_with(&env, &note).await.expect("sound");
         set.number_from(VOLUME);
         assert_eq!(set.add_backing(BACKING, None).await, Ok(VOLUME));
@@ -121,7 +126,7 @@ fn a_set_that_is_opened_again_has_all_that_was_acknowledged() {
         ask(&set, VOLUME, write(8, 8, 2)).await;
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
             let is_entry = disk == CACHE && matches!(op, Op::Write { fua: true, .. });
-            is_entry.then_some(Mishap::Fails)
+            is_entry.then_some(OpFault::Fails)
         }));
         let refused = set.serve(VOLUME, fua(0, 3)).await.result;
         assert!(matches!(&refused, Err(error) if error.may_pass()), "{refused:?}");
@@ -150,7 +155,7 @@ fn a_note_names_nothing_that_a_pulled_device_may_have_lost() {
     let mut rig = Rig::new(SIZES, 1);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
-        let note = Kept::default();
+        let note = PersistentNote::default();
         let set = open_with(&env, &note).await.expect("sound");
         set.number_from(VOLUME);
         assert_eq!(set.add_backing(BACKING, None).await, Ok(VOLUME));
@@ -161,7 +166,7 @@ fn a_note_names_nothing_that_a_pulled_device_may_have_lost() {
         // A journal write gets the error, after a flush that did not.
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
             let is_entry = disk == CACHE && matches!(op, Op::Write { fua: true, .. });
-            is_entry.then_some(Mishap::Gone)
+            is_entry.then_some(OpFault::Gone)
         }));
         let refused = set.serve(VOLUME, fua(16, 3)).await.result;
         assert!(refused.is_err() && set.failure().is_some_and(|error| error.is_absence()));
@@ -183,19 +188,19 @@ fn a_set_can_be_had_to_find_out_that_its_device_is_gone() {
     let mut rig = Rig::new(SIZES, 1);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
-        let set = open_with(&env, &Kept::default()).await.expect("sound");
+        let set = open_with(&env, &PersistentNote::default()).await.expect("sound");
         let entries = || set.status().stats.journal_entries;
         let before = entries();
         set.prove_cache().await.expect("it is there");
         assert_eq!(entries(), before + 1);
-        world.borrow_mut().fate = Some(Box::new(|disk, _| (disk == CACHE).then_some(Mishap::Gone)));
+        world.borrow_mut().fate = Some(Box::new(|disk, _| (disk == CACHE).then_some(OpFault::Gone)));
         env.sleep(Duration::from_secs(1000)).await;
         assert_eq!(set.failure(), None, "or it proves nothing");
         assert!(set.prove_cache().await.is_err());
         assert!(set.failure().is_some_and(|error| error.is_absence()));
         // A stopped set writes nothing.
         world.borrow_mut().fate = None;
-        let set = opened_again(&env, &Kept::default(), &world, set).await;
+        let set = opened_again(&env, &PersistentNote::default(), &world, set).await;
         set.stop().await.expect("it stops");
         let writes = Rc::new(Cell::new(0));
         let counted = Rc::clone(&writes);
@@ -218,9 +223,9 @@ fn a_set_can_be_had_to_find_out_that_a_device_is_silent() {
         set.prove_devices().await.expect("both answer");
         for silent in [BACKING, CACHE] {
             world.borrow_mut().fate =
-                Some(Box::new(move |disk, _| (disk == silent).then_some(Mishap::Waits)));
+                Some(Box::new(move |disk, _| (disk == silent).then_some(OpFault::Waits)));
             let asked = set.clone();
-            let proving = Beside::start(&env, async move { asked.prove_devices().await });
+            let proving = BackgroundTask::start(&env, async move { asked.prove_devices().await });
             env.sleep(Duration::from_secs(100)).await;
             assert!(!proving.is_over(), "{silent:?} does not answer");
             world.borrow_mut().fate = None;
@@ -241,7 +246,7 @@ fn volumes_in_the_cache_alone_keep_their_numbers() {
     let mut rig = Rig::new(SIZES, 1);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
-        let note = Kept::default();
+        let note = PersistentNote::default();
         let set = open_with(&env, &note).await.expect("sound");
         let backed = set.add_backing(BACKING, None).await.expect("sound");
         let mut made = Vec::new();
@@ -256,7 +261,7 @@ fn volumes_in_the_cache_alone_keep_their_numbers() {
         ask(&set, made[1], write(0, 8, 2)).await;
         ask(&set, made[2], write(0, 8, 3)).await;
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
-            (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Fails)
+            (disk == CACHE && matches!(op, Op::Write { .. })).then_some(OpFault::Fails)
         }));
         assert!(set.serve(made[2], fua(8, 4)).await.result.is_err());
         let (former, next) = (set.volumes(), set.next_number());
@@ -290,8 +295,8 @@ fn a_failed_flush_of_the_cache_does_not_pass() {
         let source = IoError { kind: IoErrorKind::Io, disk: CACHE, sector: 8 };
         Error::Failed(Box::new(Error::Io { doing, source }))
     };
-    assert!(!io(Doing::CacheFlush).may_pass());
-    assert!(io(Doing::Journal).may_pass() && io(Doing::Data).may_pass());
+    assert!(!io(ErrorContext::CacheFlush).may_pass());
+    assert!(io(ErrorContext::Journal).may_pass() && io(ErrorContext::Data).may_pass());
     assert!(!Error::Inconsistent("anything").may_pass());
     let mut rig = Rig::new(SIZES, 1);
     let world = Rc::clone(&rig.world);
@@ -299,7 +304,7 @@ fn a_failed_flush_of_the_cache_does_not_pass() {
         let (set, volume) = open(env, options()).await.expect("sound");
         ask(&set, volume, write(0, 8, 1)).await;
         world.borrow_mut().fate =
-            Some(Box::new(|disk, op| (disk == CACHE && matches!(op, Op::Flush)).then_some(Mishap::Fails)));
+            Some(Box::new(|disk, op| (disk == CACHE && matches!(op, Op::Flush)).then_some(OpFault::Fails)));
         assert!(set.serve(volume, Request::Flush).await.result.is_err());
         assert!(set.failure().is_some_and(|error| !error.may_pass()), "{:?}", set.failure());
     });
@@ -313,7 +318,7 @@ fn an_opening_that_fails_leaves_nobody_behind() {
         let mut rig = Rig::new(SIZES, 1);
         let world = Rc::clone(&rig.world);
         run(&mut rig, move |env| async move {
-            let note = Kept::default();
+            let note = PersistentNote::default();
             let set = open_with(&env, &note).await.expect("sound");
             let volume = set.add_backing(BACKING, None).await.expect("sound");
             ask(&set, volume, write(0, 64, 1)).await;
@@ -321,14 +326,15 @@ fn an_opening_that_fails_leaves_nobody_behind() {
             ask(&set, volume, Request::Flush).await;
             ask(&set, volume, write(64, 8, 2)).await;
             world.borrow_mut().fate = Some(Box::new(|disk, op| {
-                (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Fails)
+                (disk == CACHE && matches!(op, Op::Write { .. })).then_some(OpFault::Fails)
             }));
             assert!(set.serve(volume, Request::Flush).await.result.is_err());
             let_go(&env, &world, set).await;
             let mut writes = 0;
             world.borrow_mut().fate = Some(Box::new(move |disk, op| {
                 writes += u64::from(disk == CACHE && matches!(op, Op::Write { .. }));
-                (disk == CACHE && matches!(op, Op::Write { .. }) && writes > failing).then_some(Mishap::Fails)
+                (disk == CACHE && matches!(op, Op::Write { .. }) && writes > failing)
+                    .then_some(OpFault::Fails)
             }));
             let opened = open_with(&env, &note).await;
             let holders = || Rc::strong_count(&note.0);
@@ -363,7 +369,7 @@ fn a_clean_volume_leaves_a_set_that_failed_and_can_be_served_past_another() {
         assert_eq!(set.leave_failed(volume).await, Ok(()));
         assert!(set.volumes()[0].attached, "the set works");
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
-            (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Fails)
+            (disk == CACHE && matches!(op, Op::Write { .. })).then_some(OpFault::Fails)
         }));
         ask(&set, volume, write(8, 8, 2)).await;
         env.sleep(Duration::from_secs(1)).await;
@@ -392,7 +398,7 @@ fn what_a_failed_flush_made_void_is_told_by_volume() {
     let mut rig = Rig::new(SIZES, 1);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
-        let note = Kept::default();
+        let note = PersistentNote::default();
         let set = open_with(&env, &note).await.expect("sound");
         let volume = set.add_backing(BACKING, None).await.expect("sound");
         let flash = set.create_flash_only(64, bcached_format::Label::default()).await.expect("room");
@@ -402,7 +408,7 @@ fn what_a_failed_flush_made_void_is_told_by_volume() {
         ask(&set, volume, Request::Flush).await;
         // Buckets are prepared meanwhile, which also flushes.
         env.sleep(Duration::from_secs(1)).await;
-        let fails = |disk, op: &Op| (disk == CACHE && matches!(op, Op::Flush)).then_some(Mishap::Fails);
+        let fails = |disk, op: &Op| (disk == CACHE && matches!(op, Op::Flush)).then_some(OpFault::Fails);
         world.borrow_mut().fate = Some(Box::new(fails));
         for (volume, sector) in [(volume, 8), (volume, 0), (volume, 8), (volume, 800), (flash, 16)] {
             ask(&set, volume, write(sector, 8, 2)).await;

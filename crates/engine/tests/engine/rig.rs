@@ -3,11 +3,11 @@
 use crate::memory::{MemoryDriver, NoNote, World};
 use bcached_engine::{CacheSet, Error, Options, Reply, Request, VolumeId};
 use bcached_env::rng::Rng;
-use bcached_env::{Buffer, DiskId, Env, Executor, Order};
+use bcached_env::{Buffer, DiskId, Env, Executor, RunOrder};
 use bcached_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
 use bcached_format::{
-    BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, DeviceFacts, RawSuperblock,
-    Replacement, Superblock, Uuid,
+    BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, DeviceGeometry, RawSuperblock,
+    ReplacementPolicy, Superblock, Uuid,
 };
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -43,20 +43,20 @@ pub struct Rig {
 
 impl Rig {
     pub fn new(sizes: Sizes, seed: u64) -> Self {
-        Self::with_replacement(sizes, seed, Replacement::Lru)
+        Self::with_replacement(sizes, seed, ReplacementPolicy::Lru)
     }
 
     /// The same, with the given replacement policy.
-    pub fn with_replacement(sizes: Sizes, seed: u64, replacement: Replacement) -> Self {
+    pub fn with_replacement(sizes: Sizes, seed: u64, replacement: ReplacementPolicy) -> Self {
         Self::made(sizes, seed, replacement, 1)
     }
 
     /// The same, with two backing devices.
     pub fn with_second(sizes: Sizes, seed: u64) -> Self {
-        Self::made(sizes, seed, Replacement::Lru, 2)
+        Self::made(sizes, seed, ReplacementPolicy::Lru, 2)
     }
 
-    fn made(sizes: Sizes, seed: u64, replacement: Replacement, backings: u8) -> Self {
+    fn made(sizes: Sizes, seed: u64, replacement: ReplacementPolicy, backings: u8) -> Self {
         let cache_sectors = sizes.buckets * u64::from(sizes.bucket);
         let mut sectors = vec![cache_sectors];
         sectors.resize(1 + usize::from(backings), sizes.backing);
@@ -95,7 +95,7 @@ impl Rig {
         // Each process gets a different seed: otherwise a node could be taken for what another
         // process left in its bucket.
         let seed = self.seed + self.starts;
-        Executor::new(Box::new(MemoryDriver(Rc::clone(&self.world))), Order::Seeded(Rng::new(seed)), seed)
+        Executor::new(Box::new(MemoryDriver(Rc::clone(&self.world))), RunOrder::Seeded(Rng::new(seed)), seed)
     }
 }
 
@@ -111,7 +111,7 @@ pub fn backing_superblock(rig: &Rig) -> BackingSuperblock {
 pub fn superblock_on(world: &World, disk: DiskId) -> BackingSuperblock {
     let mut bytes = vec![0; SUPERBLOCK_BYTES];
     world.look(disk.0 as usize, SUPERBLOCK_SECTOR, &mut bytes);
-    let facts = DeviceFacts { sectors: u64::MAX, logical_block_sectors: 1 };
+    let facts = DeviceGeometry { sectors: u64::MAX, logical_block_sectors: 1 };
     match RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts)) {
         Ok(Superblock::Backing(superblock)) => superblock,
         other => unreachable!("no backing superblock: {other:?}"),

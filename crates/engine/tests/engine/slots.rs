@@ -3,7 +3,7 @@
 
 use crate::memory::NoNote;
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, open, run, write};
-use bcached_engine::{CacheSet, Cancel, Error, Options, Request, VolumeId, VolumeOptions};
+use bcached_engine::{CacheSet, CancelToken, Error, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::Env;
 use bcached_format::{CacheMode, Inode, Label};
 
@@ -20,7 +20,7 @@ fn options() -> Options {
 }
 
 async fn detached(set: &CacheSet, volume: VolumeId) {
-    assert_eq!(set.detach(volume, &Cancel::default()).await, Ok(()));
+    assert_eq!(set.detach(volume, &CancelToken::default()).await, Ok(()));
 }
 
 fn number(set: &CacheSet, volume: VolumeId) -> Option<u32> {
@@ -42,7 +42,7 @@ async fn run_full(set: &CacheSet, volume: VolumeId) {
     for expected in number(set, volume).expect("it is attached")..SLOTS - 1 {
         assert_eq!(number(set, volume), Some(expected));
         detached(set, volume).await;
-        set.attach(volume, &Cancel::default()).await.expect("there are more");
+        set.attach(volume, &CancelToken::default()).await.expect("there are more");
     }
     detached(set, volume).await;
 }
@@ -57,7 +57,7 @@ fn a_number_is_used_again_by_another_process_when_nothing_of_it_is_left() {
         let (set, volume) = open(env.clone(), options()).await.expect("sound");
         warm(&set, volume).await;
         run_full(&set, volume).await;
-        assert_eq!(set.attach(volume, &Cancel::default()).await, Err(Error::NoSlot(SLOTS as usize)));
+        assert_eq!(set.attach(volume, &CancelToken::default()).await, Err(Error::NoSlot(SLOTS as usize)));
         let made = set.create_flash_only(64, Label::default()).await;
         assert_eq!(made, Err(Error::NoSlot(SLOTS as usize)));
         ask(&set, volume, write(0, 128, 3)).await;
@@ -74,7 +74,7 @@ fn a_number_is_used_again_by_another_process_when_nothing_of_it_is_left() {
         let made = set.create_flash_only(64, Label::default()).await.expect("there are more");
         assert_eq!((number(&set, made), bytes(&set, made, 0, 64).await), (Some(1), vec![0; 64]));
         detached(&set, volume).await;
-        set.attach(volume, &Cancel::default()).await.expect("there are more");
+        set.attach(volume, &CancelToken::default()).await.expect("there are more");
         assert_eq!(number(&set, volume), Some(2), "not that of just before");
         assert_eq!(bytes(&set, volume, 0, 16).await[..], [[3; 8], [4; 8]].concat());
         set.stop().await.expect("it stops");
@@ -93,7 +93,7 @@ fn numbers_of_volumes_that_exist_are_not_taken() {
             set.create_flash_only(8, Label::default()).await.expect("there is room");
         }
         detached(&set, volume).await;
-        assert_eq!(set.attach(volume, &Cancel::default()).await, Err(Error::NoSlot(SLOTS as usize)));
+        assert_eq!(set.attach(volume, &CancelToken::default()).await, Err(Error::NoSlot(SLOTS as usize)));
         set.stop().await.expect("it stops");
     });
     // The inode that the volume had.

@@ -1,7 +1,7 @@
 //! A cache device that stalls for a while: requests that do not need it proceed meanwhile, and all
 //! do when it recovers.
 
-use crate::memory::Mishap;
+use crate::memory::OpFault;
 use crate::rig::{CACHE, Rig, Sizes, ask, open, run};
 use bcached_engine::{Options, REQUESTS_MAX, Request};
 use bcached_env::sync::Semaphore;
@@ -33,7 +33,7 @@ fn reads_beside_a_silent_cache(before: u64) {
         world.borrow_mut().fate = Some(Box::new(move |disk, op| {
             let is_data =
                 matches!(op, Op::Write { payload, .. } if payload.as_slice().iter().all(|byte| *byte == 0));
-            (disk == CACHE && is_data && silent.get()).then_some(Mishap::Waits)
+            (disk == CACHE && is_data && silent.get()).then_some(OpFault::Waits)
         }));
         let read = |n: u64| Request::Read { sector: STRIDE * n, buffer: Buffer::zeroed(512) };
         for n in 0..before {

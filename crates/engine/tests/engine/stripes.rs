@@ -1,7 +1,9 @@
 //! Backing devices of several disks with parity, on which writes should fill whole stripes.
 
 use crate::rig::{BACKING, Rig, Sizes, ask, bytes, open, run, write};
-use bcached_engine::{Bypass, CacheSet, Cancel, Options, Request, VolumeId, VolumeInfo, VolumeOptions};
+use bcached_engine::{
+    BypassReason, CacheSet, CancelToken, Options, Request, VolumeId, VolumeInfo, VolumeOptions,
+};
 use bcached_env::{Env, Op};
 use bcached_format::CacheMode;
 use std::cell::{Cell, RefCell};
@@ -127,7 +129,8 @@ fn what_completes_a_stripe_is_cached_though_it_streams() {
             let now = info(&set);
             assert_eq!(now.dirty_sectors, expected, "{mode:?}, expensive: {is_expensive}");
             assert!(now.stats.bypassed.total().requests > 8, "{:?}", now.stats.bypassed);
-            let reason = if mode == CacheMode::Writeback { Bypass::Sequential } else { Bypass::Mode };
+            let reason =
+                if mode == CacheMode::Writeback { BypassReason::Sequential } else { BypassReason::Mode };
             assert!(
                 now.stats.bypassed.of(reason).requests > 8,
                 "as many as before: the kernel counts them so"
@@ -186,11 +189,11 @@ fn dirty_sectors_are_counted_by_stripe_from_any_moment_on() {
             set.assert_invariants();
             assert!(info(&set).full_stripes.is_some(), "they are counted");
             set.change_volume_options(volume, |options| options.writeback_running = false).expect("served");
-            set.write_back(volume, &Cancel::default()).await.expect("written");
+            set.write_back(volume, &CancelToken::default()).await.expect("written");
             set.assert_invariants();
             assert_eq!((info(&set).dirty_sectors, info(&set).full_stripes), (0, Some(0)));
-            set.detach(volume, &Cancel::default()).await.expect("it leaves");
-            set.attach(volume, &Cancel::default()).await.expect("it comes back");
+            set.detach(volume, &CancelToken::default()).await.expect("it leaves");
+            set.attach(volume, &CancelToken::default()).await.expect("it comes back");
             let change = |options: &mut VolumeOptions| options.stripe_size = Some(STRIPE * 512);
             set.change_volume_options(volume, change).expect("served");
             settle(&env).await;

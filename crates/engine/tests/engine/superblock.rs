@@ -1,11 +1,11 @@
 //! Superblock writes that fail or are torn.
 
-use crate::memory::{Mishap, NoNote};
+use crate::memory::{NoNote, OpFault};
 use crate::rig::{Rig, Sizes, ask, backing_superblock, open};
 use bcached_engine::{CacheSet, Options, Request, VolumeOptions};
 use bcached_env::{Buffer, DiskId, Env, Op};
 use bcached_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
-use bcached_format::{BackingState, DeviceFacts, RawSuperblock};
+use bcached_format::{BackingState, DeviceGeometry, RawSuperblock};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
@@ -56,7 +56,7 @@ fn a_failed_write_of_clean_is_not_taken_for_dirty() {
             return None;
         }
         count.set(count.get() + 1);
-        Some(Mishap::Lands)
+        Some(OpFault::Lands)
     }));
     let set = executor.block_on(async move {
         let (set, volume) = open(env.clone(), options()).await.expect("a sound set");
@@ -103,7 +103,7 @@ fn a_torn_write_of_the_cache_superblock_leaves_one_that_can_be_read() {
             front[from..from + torn_at].copy_from_slice(&payload.as_slice()[..torn_at]);
             back[from + torn_at..from + payload.len()].copy_from_slice(&payload.as_slice()[torn_at..]);
             for torn in [front, back] {
-                let facts = DeviceFacts { sectors: BUCKETS * 16, logical_block_sectors: 1 };
+                let facts = DeviceGeometry { sectors: BUCKETS * 16, logical_block_sectors: 1 };
                 let read = RawSuperblock::from_bytes(&torn).and_then(|raw| raw.check(facts));
                 assert!(read.is_ok(), "torn at byte {torn_at} of a write at {sector}: {read:?}");
             }

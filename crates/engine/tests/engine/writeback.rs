@@ -1,9 +1,9 @@
 //! Write-back and its failures: nothing is held forever, the rest proceeds, and the failure is
 //! reported. Also what the counters count.
 
-use crate::memory::Mishap;
+use crate::memory::OpFault;
 use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, bytes, in_flight, open, run, write};
-use bcached_engine::{Bypass, Options, Reads, Request, Traffic, VolumeOptions};
+use bcached_engine::{BypassReason, Options, ReadStats, Request, Traffic, VolumeOptions};
 use bcached_env::{Buffer, Op, Payload};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
 use bcached_format::{BackingState, CacheMode};
@@ -66,7 +66,7 @@ fn a_leaf_that_cannot_be_read_once_holds_nobody_up() {
             seen.set(seen.get() + u32::from(disk == CACHE && buffer.len() == NODE));
             let fails = seen.get() == 2 && failed.get() == 0;
             failed.set(failed.get() + u32::from(fails));
-            fails.then_some(Mishap::Fails)
+            fails.then_some(OpFault::Fails)
         }));
         for _ in 0..600 {
             env.sleep(Duration::from_millis(500)).await;
@@ -94,7 +94,7 @@ fn a_leaf_that_can_never_be_read_is_passed_by_and_named() {
         let mut bad = None;
         world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
             Op::Read { buffer, sector } if disk == CACHE && buffer.len() == NODE => {
-                (*bad.get_or_insert(*sector) == *sector).then_some(Mishap::Fails)
+                (*bad.get_or_insert(*sector) == *sector).then_some(OpFault::Fails)
             }
             _ => None,
         }));
@@ -128,7 +128,7 @@ fn a_backing_device_that_refuses_a_range_is_named() {
         world.borrow_mut().fate = Some(Box::new(move |disk, op| {
             let fails = matches!(op, Op::Write { payload, .. } if payload.as_slice()[0] == 0x77);
             seen.set(seen.get() + u64::from(fails && disk == BACKING));
-            (fails && disk == BACKING).then_some(Mishap::Fails)
+            (fails && disk == BACKING).then_some(OpFault::Fails)
         }));
         ask(&set, volume, write(0, 8, 1)).await;
         ask(&set, volume, write(640, 8, 0x77)).await;
@@ -163,7 +163,7 @@ fn what_is_overtaken_by_a_write_is_counted_apart() {
         world.borrow_mut().fate = Some(Box::new(move |disk, op| {
             let is_copy = disk == BACKING && matches!(op, Op::Write { sector: DATA_OFFSET, .. });
             is_copying.set(is_copying.get() || is_copy);
-            (is_copy && held.get()).then_some(Mishap::Waits)
+            (is_copy && held.get()).then_some(OpFault::Waits)
         }));
         ask(&set, volume, write(0, 8, 1)).await;
         while !copying.get() {
@@ -191,7 +191,7 @@ fn a_place_that_is_mended_is_not_named_any_more_while_others_are_dirty() {
         let (set, volume) = open(env.clone(), options).await.expect("sound");
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
             let fails = matches!(op, Op::Write { payload, .. } if payload.as_slice()[0] == 0x77);
-            (fails && disk == BACKING).then_some(Mishap::Fails)
+            (fails && disk == BACKING).then_some(OpFault::Fails)
         }));
         ask(&set, volume, write(640, 8, 0x77)).await;
         env.sleep(Duration::from_secs(10)).await;
@@ -226,7 +226,7 @@ fn a_backing_device_that_cannot_be_marked_clean_is_named() {
         world.borrow_mut().fate = Some(Box::new(move |disk, op| {
             let fails = disk == BACKING && matches!(op, Op::Write { sector: SUPERBLOCK_SECTOR, .. });
             seen.set(seen.get() + u64::from(fails));
-            fails.then_some(Mishap::Fails)
+            fails.then_some(OpFault::Fails)
         }));
         env.sleep(Duration::from_secs(10)).await;
         let info = set.volumes().remove(0);
@@ -258,7 +258,7 @@ fn a_write_that_nobody_takes_gives_its_space_back() {
         let (set, volume) = open(env, options()).await.expect("sound");
         world.borrow_mut().fate = Some(Box::new(|_, op| {
             let Op::Write { payload, .. } = op else { return None };
-            payload.as_slice().iter().all(|byte| *byte == 0x77).then_some(Mishap::Fails)
+            payload.as_slice().iter().all(|byte| *byte == 0x77).then_some(OpFault::Fails)
         }));
         for round in 0..150 {
             assert!(set.serve(volume, write(round * 1024, 1024, 0x77)).await.result.is_err());
@@ -279,16 +279,19 @@ fn counters_count_what_they_say() {
         let (set, volume) = open(env, options()).await.expect("sound");
         ask(&set, volume, write(1, 1, 1)).await;
         let stats = set.status().stats;
-        assert_eq!((stats.reads, stats.write_bytes), (Reads::default(), 512));
+        assert_eq!((stats.reads, stats.write_bytes), (ReadStats::default(), 512));
         assert_eq!((stats.hit_bytes, stats.miss_bytes), (0, 0));
         ask(&set, volume, Request::Read { sector: 1, buffer: Buffer::zeroed(512) }).await;
         ask(&set, volume, Request::Read { sector: 801, buffer: Buffer::zeroed(512) }).await;
         let stats = set.status().stats;
-        assert_eq!(stats.reads, Reads { hits: 1, misses: 1, ..Reads::default() });
+        assert_eq!(stats.reads, ReadStats { hits: 1, misses: 1, ..ReadStats::default() });
         assert_eq!((stats.hit_bytes, stats.miss_bytes), (4096, 4096), "of the blocks around them");
         set.set_cache_mode(volume, CacheMode::Writearound).await.expect("set");
         ask(&set, volume, write(1600, 16, 1)).await;
-        assert_eq!(set.status().stats.bypassed.of(Bypass::Mode), Traffic { requests: 1, bytes: 16 * 512 });
+        assert_eq!(
+            set.status().stats.bypassed.of(BypassReason::Mode),
+            Traffic { requests: 1, bytes: 16 * 512 }
+        );
     });
 }
 
@@ -320,15 +323,15 @@ fn what_turns_clean_during_a_write_past_the_cache_does_not_hide_it() {
         world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
             Op::Write { sector: 16, payload, .. } if disk == BACKING && is_of(payload, OLD) => {
                 is_copying.set(true);
-                held.get().then_some(Mishap::Waits)
+                held.get().then_some(OpFault::Waits)
             }
             Op::Write { sector: 16, payload, .. } if disk == BACKING && is_of(payload, NEW) => {
                 has_landed.set(true);
                 None
             }
-            Op::Write { payload, .. } if disk == CACHE && is_of(payload, NEW) => Some(Mishap::Fails),
+            Op::Write { payload, .. } if disk == CACHE && is_of(payload, NEW) => Some(OpFault::Fails),
             // The process dies before the flush after which it could invalidate the old key.
-            Op::Flush if disk == BACKING && has_landed.get() => Some(Mishap::Waits),
+            Op::Flush if disk == BACKING && has_landed.get() => Some(OpFault::Waits),
             _ => None,
         }));
         ask(&set, volume, write(0, 8, OLD)).await;

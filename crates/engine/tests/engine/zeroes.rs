@@ -1,9 +1,9 @@
 //! Zeroing requests: what they write and where, how devices that cannot zero are handled, and which
 //! requests have to wait.
 
-use crate::memory::{Mishap, World};
+use crate::memory::{OpFault, World};
 use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, bytes, open, run, write};
-use bcached_engine::{CacheSet, Cause, Options, Request, VolumeId, VolumeOptions, ZeroingInfo};
+use bcached_engine::{CacheSet, Options, Request, VolumeId, VolumeOptions, WriteCause, ZeroingInfo};
 use bcached_env::{DiskId, Env, Op};
 use bcached_format::CacheMode;
 use std::cell::{Cell, RefCell};
@@ -41,13 +41,16 @@ fn change_of(op: &Op) -> Option<Change> {
 }
 
 /// Records the changes of the backing device's data; `mishap` decides how they end.
-fn noted(world: &RefCell<World>, mut mishap: impl FnMut(DiskId, &Op) -> Option<Mishap> + 'static) -> Changes {
+fn noted(
+    world: &RefCell<World>,
+    mut mishap: impl FnMut(DiskId, &Op) -> Option<OpFault> + 'static,
+) -> Changes {
     let changes = Changes::default();
     let seen = Rc::clone(&changes);
     world.borrow_mut().fate = Some(Box::new(move |disk, op| {
         let mishap = mishap(disk, op);
         // A waiting operation is passed in again later.
-        if disk == BACKING && mishap != Some(Mishap::Waits) {
+        if disk == BACKING && mishap != Some(OpFault::Waits) {
             seen.borrow_mut().extend(change_of(op));
         }
         mishap
@@ -87,12 +90,12 @@ fn on_filled_set<F: Future<Output = ()> + 'static>(
 fn a_zeroing_that_may_unmap_writes_no_data_anywhere() {
     for place in [0, 1000, 5000] {
         on_filled_set(move |_, world, set, volume| async move {
-            let data = set.written().of(Cause::Data);
+            let data = set.written().of(WriteCause::Data);
             let changes = noted(&world, |_, _| None);
             ask(&set, volume, zeroes(place, 64, true)).await;
             let wanted = Change::Zero { sector: place, sectors: 64, unmap: true };
             assert_eq!(*changes.borrow(), [wanted]);
-            assert_eq!(set.written().of(Cause::Data), data);
+            assert_eq!(set.written().of(WriteCause::Data), data);
             assert_eq!(set.status().dirty_sectors, if place == 0 { 0 } else { 64 });
             assert_eq!(bytes(&set, volume, place, 64).await, [0; 64]);
         });
@@ -105,12 +108,12 @@ fn a_zeroing_that_may_unmap_writes_no_data_anywhere() {
 fn a_part_of_a_block_is_zeroed_where_the_block_is() {
     for (place, is_dirty) in [(0, true), (1000, false), (5000, false)] {
         on_filled_set(move |_, world, set, volume| async move {
-            let data = set.written().of(Cause::Data);
+            let data = set.written().of(WriteCause::Data);
             let changes = noted(&world, |_, _| None);
             ask(&set, volume, zeroes(place + 3, 3, true)).await;
             let below = [Change::Zero { sector: place + 3, sectors: 3, unmap: true }];
             assert_eq!(*changes.borrow(), if is_dirty { &[][..] } else { &below });
-            assert_eq!(set.written().of(Cause::Data) - data, if is_dirty { 4096 } else { 0 });
+            assert_eq!(set.written().of(WriteCause::Data) - data, if is_dirty { 4096 } else { 0 });
             let around = bytes(&set, volume, place, 8).await;
             let byte = around[0];
             assert_eq!(around, [byte, byte, byte, 0, 0, 0, byte, byte]);
@@ -123,7 +126,7 @@ fn a_part_of_a_block_is_zeroed_where_the_block_is() {
 #[test]
 fn a_zeroing_that_keeps_its_space_is_data_over_dirty_data_alone() {
     on_filled_set(|_, world, set, volume| async move {
-        let data = set.written().of(Cause::Data);
+        let data = set.written().of(WriteCause::Data);
         let changes = noted(&world, |_, _| None);
         for place in [0, 1000, 5000] {
             ask(&set, volume, zeroes(place, 64, false)).await;
@@ -131,7 +134,7 @@ fn a_zeroing_that_keeps_its_space_is_data_over_dirty_data_alone() {
         }
         let below = |sector| Change::Zero { sector, sectors: 64, unmap: false };
         assert_eq!(*changes.borrow(), [below(1000), below(5000)]);
-        assert_eq!(set.written().of(Cause::Data) - data, 64 * 512);
+        assert_eq!(set.written().of(WriteCause::Data) - data, 64 * 512);
         assert_eq!(set.status().dirty_sectors, 64);
     });
 }
@@ -141,7 +144,7 @@ fn a_zeroing_that_keeps_its_space_is_data_over_dirty_data_alone() {
 #[test]
 fn a_volume_without_a_cache_has_its_disk_make_zeroes() {
     on_filled_set(|_, world, set, volume| async move {
-        set.detach(volume, &bcached_engine::Cancel::default()).await.expect("it is written back");
+        set.detach(volume, &bcached_engine::CancelToken::default()).await.expect("it is written back");
         let changes = noted(&world, |_, _| None);
         for may_unmap in [false, true] {
             ask(&set, volume, zeroes(3, 50, may_unmap)).await;
@@ -158,13 +161,13 @@ fn a_volume_without_a_cache_has_its_disk_make_zeroes() {
 fn a_device_that_refuses_to_make_zeroes_is_asked_otherwise() {
     for place in [0, 1000, 5000] {
         on_filled_set(move |_, world, set, volume| async move {
-            let changes = noted(&world, |_, op| matches!(op, Op::Zero { .. }).then_some(Mishap::Unknown));
-            let data = set.written().of(Cause::Data);
+            let changes = noted(&world, |_, op| matches!(op, Op::Zero { .. }).then_some(OpFault::Unknown));
+            let data = set.written().of(WriteCause::Data);
             ask(&set, volume, zeroes(place, 64, true)).await;
             let told = |unmap| Change::Zero { sector: place, sectors: 64, unmap };
             let written = Change::Write { sector: place, sectors: 64 };
             assert_eq!(*changes.borrow(), [told(true), told(false), written]);
-            assert_eq!(set.written().of(Cause::Data), data, "nothing of it is cached");
+            assert_eq!(set.written().of(WriteCause::Data), data, "nothing of it is cached");
             assert_eq!(bytes(&set, volume, place, 64).await, [0; 64]);
         });
     }
@@ -181,7 +184,7 @@ fn zeroes_are_written_in_pieces_between_which_others_have_their_turn() {
         let held = Rc::clone(&is_held);
         let changes = noted(&world, move |disk, op| {
             let is_late = matches!(op, Op::Write { sector, .. } if *sector >= 2 * PIECE);
-            (disk == BACKING && is_late && held.get()).then_some(Mishap::Waits)
+            (disk == BACKING && is_late && held.get()).then_some(OpFault::Waits)
         });
         let over = Rc::new(Cell::new(false));
         let (client, is_over) = (set.clone(), Rc::clone(&over));
@@ -244,11 +247,11 @@ fn journalled(request: impl Fn() -> Request + 'static) -> u64 {
         let (set, volume) = open(env, options()).await.expect("sound");
         ask(&set, volume, write(0, 8, 1)).await;
         ask(&set, volume, Request::Flush).await;
-        let before = set.written().of(Cause::Journal);
+        let before = set.written().of(WriteCause::Journal);
         ask(&set, volume, request()).await;
         ask(&set, volume, Request::Flush).await;
         assert_eq!(set.status().dirty_sectors, 0);
-        set.written().of(Cause::Journal) - before
+        set.written().of(WriteCause::Journal) - before
     })
 }
 

@@ -2,7 +2,7 @@
 
 use super::ready::{ReadySet, TaskWaker};
 use super::{BREATH_NS, Core, Env, TASKS_MAX, Task};
-use crate::disk::{Kept, Listened, Slot};
+use crate::disk::{ListenedOperation, OperationKey, OperationState};
 use crate::driver::{Completion, Driver, Event};
 use crate::rng::Rng;
 use crate::sync::Notify;
@@ -28,7 +28,7 @@ const TURN_NS_MAX: u64 = 200_000;
 
 /// Which runs next of what is ready: tasks, and completions that a listener is to be told of.
 #[derive(Clone, Debug)]
-pub enum Order {
+pub enum RunOrder {
     /// Completions and tasks alternate. Completions run in order of arrival. Tasks run by number,
     /// each ready one once per round, new ones first in the order in which they were spawned. After
     /// them, one breathing task per turn.
@@ -39,7 +39,7 @@ pub enum Order {
 
 /// Why a run ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum RunOutcome {
     /// The awaited condition holds.
     Done,
     /// The driver reported [`Event::Halt`].
@@ -62,7 +62,7 @@ pub struct Executor {
     ends: usize,
     /// The last item run was a completion, so it is a task's turn.
     end_was_last: bool,
-    order: Order,
+    order: RunOrder,
     /// CPU time charged since the driver was last checked, in nanoseconds.
     turn_ns: u64,
 }
@@ -70,7 +70,7 @@ pub struct Executor {
 impl Executor {
     /// Creates an executor over `driver`. `seed` feeds [`Env::random`].
     #[must_use]
-    pub fn new(driver: Box<dyn Driver>, order: Order, seed: u64) -> Self {
+    pub fn new(driver: Box<dyn Driver>, order: RunOrder, seed: u64) -> Self {
         let core = Core {
             driver: RefCell::new(driver),
             operations: RefCell::default(),
@@ -133,14 +133,14 @@ impl Executor {
         let outcome = self.run_until(|| result.borrow().is_some());
         let value = result.borrow_mut().take();
         match outcome {
-            Outcome::Done => value,
-            Outcome::Halted => None,
+            RunOutcome::Done => value,
+            RunOutcome::Halted => None,
         }
     }
 
     /// Runs until `done` returns true (called before every wait and every few polls) or the world
     /// halts.
-    pub fn run_until(&mut self, mut done: impl FnMut() -> bool) -> Outcome {
+    pub fn run_until(&mut self, mut done: impl FnMut() -> bool) -> RunOutcome {
         let mut events = Vec::with_capacity(EVENTS_ROOM);
         loop {
             let is_idle = !self.turn() && self.breathing.is_empty();
@@ -148,7 +148,7 @@ impl Executor {
                 self.poll(task);
             }
             if done() {
-                return Outcome::Done;
+                return RunOutcome::Done;
             }
             let is_idle = is_idle || !self.has_ready();
             // No timer is added or removed before this value is used again.
@@ -161,7 +161,7 @@ impl Executor {
                 match event {
                     Event::Done(completion) => self.take_in(completion, now),
                     Event::Bell => self.env.core.bell.notify_all(),
-                    Event::Halt => return Outcome::Halted,
+                    Event::Halt => return RunOutcome::Halted,
                 }
             }
             if timer.is_some_and(|first| first <= now) {
@@ -174,12 +174,12 @@ impl Executor {
     /// at once if other completions have left the time for that.
     #[inline]
     fn take_in(&mut self, completion: Completion, now: Time) {
-        match Kept::of(completion.token) {
-            Kept::Awaited(place) => Slot::complete(&self.env.core, place, completion),
-            Kept::Listened(place) => {
+        match OperationKey::of(completion.token) {
+            OperationKey::Awaited(place) => OperationState::complete(&self.env.core, place, completion),
+            OperationKey::Listened(place) => {
                 // Half of the time is reserved for tasks.
                 let has_time = self.turn_ns < TURN_NS_MAX / 2 && self.ends < POLLS_PER_TURN;
-                if has_time && self.untold.is_empty() && matches!(self.order, Order::Fifo) {
+                if has_time && self.untold.is_empty() && matches!(self.order, RunOrder::Fifo) {
                     self.ends += 1;
                     self.tell(place, completion, Some(now));
                 } else {
@@ -194,7 +194,7 @@ impl Executor {
     fn tell(&mut self, place: usize, completion: Completion, now: Option<Time>) {
         let core = &self.env.core;
         core.begin_piece(now);
-        Listened::complete(core, place, completion);
+        ListenedOperation::complete(core, place, completion);
         self.turn_ns += core.end_piece();
     }
 
@@ -247,8 +247,8 @@ impl Executor {
             let Some(task) = self.env.core.spawned.borrow_mut().pop_front() else { return };
             let index = self.tasks.insert(task);
             match self.order {
-                Order::Fifo => self.ready.push_back(index),
-                Order::Seeded(_) => self.set.set(index),
+                RunOrder::Fifo => self.ready.push_back(index),
+                RunOrder::Seeded(_) => self.set.set(index),
             }
         }
     }
@@ -256,8 +256,8 @@ impl Executor {
     /// Runs the next item; returns false if nothing is ready.
     fn run_one(&mut self) -> bool {
         match &self.order {
-            Order::Fifo => self.run_first(),
-            Order::Seeded(_) => self.run_any(),
+            RunOrder::Fifo => self.run_first(),
+            RunOrder::Seeded(_) => self.run_any(),
         }
     }
 
@@ -279,7 +279,7 @@ impl Executor {
     fn run_any(&mut self) -> bool {
         self.gather();
         let (tasks, all) = (self.ready.len(), self.ready.len() + self.untold.len());
-        let Order::Seeded(rng) = &mut self.order else { return false };
+        let RunOrder::Seeded(rng) = &mut self.order else { return false };
         if all == 0 {
             return false;
         }
@@ -314,9 +314,9 @@ impl Executor {
             match self.order {
                 // One of several joined futures may have been woken, and breathes again: it is
                 // still one task.
-                Order::Fifo if self.breathing.contains(&index) => {}
-                Order::Fifo => self.breathing.push_back(index),
-                Order::Seeded(_) => self.set.set(index),
+                RunOrder::Fifo if self.breathing.contains(&index) => {}
+                RunOrder::Fifo => self.breathing.push_back(index),
+                RunOrder::Seeded(_) => self.set.set(index),
             }
         }
     }

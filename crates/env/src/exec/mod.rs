@@ -5,12 +5,16 @@
 //! Liveness: a task sleeps only on an operation, a timer or a notification of `sync`. Each holds
 //! the task's waker; a waker sets the task's bit in the ready set; the run loop polls every task
 //! whose bit is set before it waits on the driver. An operation that no task waits for notifies a
-//! [`Listener`](crate::Listener) instead, also before the driver is waited on again.
+//! [`CompletionListener`](crate::CompletionListener) instead, also before the driver is waited on
+//! again.
 
 mod executor;
 mod ready;
 
-use crate::disk::{Disk, Errors, Kept, Listened, Listener, Operation, Pending, Slot, What};
+use crate::disk::{
+    CompletionListener, Disk, ErrorHistory, ListenedOperation, Operation, OperationInfo, OperationKey,
+    OperationState, PendingOperation,
+};
 use crate::driver::{DiskId, DiskInfo, Driver, Op};
 use crate::rng::Rng;
 use crate::sync::Notify;
@@ -23,7 +27,7 @@ use core::future::Future;
 use core::pin::Pin;
 use core::task::{Context, Poll, Waker};
 use core::time::Duration;
-pub use executor::{Executor, Order, Outcome};
+pub use executor::{Executor, RunOrder, RunOutcome};
 use slab::Slab;
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
@@ -50,9 +54,9 @@ async fn pending_once(arrange: impl FnOnce(&mut Context<'_>)) {
 pub(crate) struct Core {
     pub(crate) driver: RefCell<Box<dyn Driver>>,
     pub(crate) operations: RefCell<Slab<Operation>>,
-    pub(crate) listened: RefCell<Slab<Listened>>,
+    pub(crate) listened: RefCell<Slab<ListenedOperation>>,
     /// Error history of each device that has ever failed.
-    pub(crate) errors: RefCell<BTreeMap<DiskId, Errors>>,
+    pub(crate) errors: RefCell<BTreeMap<DiskId, ErrorHistory>>,
     timers: RefCell<BTreeMap<(Time, u64), Waker>>,
     timer_count: Cell<u64>,
     spawned: RefCell<VecDeque<Task>>,
@@ -253,23 +257,29 @@ impl Env {
         self.core.bell.wait().await;
     }
 
-    pub(crate) fn submit(&self, disk: DiskId, op: Op) -> Pending {
-        let operation = Operation { slot: Slot::Waiting(None), what: self.what(disk, &op) };
+    pub(crate) fn submit(&self, disk: DiskId, op: Op) -> PendingOperation {
+        let operation = Operation { slot: OperationState::Waiting(None), what: self.what(disk, &op) };
         let place = self.core.operations.borrow_mut().insert(operation);
-        self.core.driver.borrow_mut().submit(disk, Kept::Awaited(place).token(), op);
-        Pending::new(self.clone(), place)
+        self.core.driver.borrow_mut().submit(disk, OperationKey::Awaited(place).token(), op);
+        PendingOperation::new(self.clone(), place)
     }
 
     /// Starts an operation; `listener` is notified of its completion.
     #[inline]
-    pub(crate) fn begin_for(&self, disk: DiskId, op: Op, listener: Rc<dyn Listener>, number: usize) {
-        let listened = Listened { listener, number, what: self.what(disk, &op) };
+    pub(crate) fn begin_for(
+        &self,
+        disk: DiskId,
+        op: Op,
+        listener: Rc<dyn CompletionListener>,
+        number: usize,
+    ) {
+        let listened = ListenedOperation { listener, number, what: self.what(disk, &op) };
         let place = self.core.listened.borrow_mut().insert(listened);
-        self.core.driver.borrow_mut().submit(disk, Kept::Listened(place).token(), op);
+        self.core.driver.borrow_mut().submit(disk, OperationKey::Listened(place).token(), op);
     }
 
     #[inline]
-    fn what(&self, disk: DiskId, op: &Op) -> What {
+    fn what(&self, disk: DiskId, op: &Op) -> OperationInfo {
         let sector = match op {
             Op::Read { sector, .. }
             | Op::Write { sector, .. }
@@ -277,7 +287,7 @@ impl Env {
             | Op::Zero { sector, .. } => *sector,
             Op::Flush => 0,
         };
-        What { disk, sector, since: self.now() }
+        OperationInfo { disk, sector, since: self.now() }
     }
 }
 

@@ -1,8 +1,8 @@
 //! The superblock of a backing device.
 
 use super::layout as field;
-use super::{DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_END_SECTOR, Superblock};
-use crate::checksum::Sum;
+use super::{DeviceGeometry, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_END_SECTOR, Superblock};
+use crate::checksum::Checksum;
 use crate::error::SuperblockError;
 use crate::identity::{Label, Uuid};
 use crate::units::Inode;
@@ -161,7 +161,7 @@ fn place_of(raw: &RawSuperblock) -> Option<Range<usize>> {
 }
 
 fn sum(csum: u64, attachment: &[u8]) -> u64 {
-    let mut sum = Sum::default();
+    let mut sum = Checksum::default();
     sum.add(&csum.to_le_bytes());
     sum.add(&attachment[..field::ATTACHMENT_SUM.offset]);
     sum.value()
@@ -189,7 +189,7 @@ impl BackingSuperblock {
         field::BUCKET_SIZE.set_u16(&mut raw.0[..], format.bucket_sectors);
         raw.set_flag(field::CACHE_MODE, format.cache_mode.value());
         raw.0 = raw.sealed();
-        let device = DeviceFacts { sectors: format.device_sectors, logical_block_sectors: 1 };
+        let device = DeviceGeometry { sectors: format.device_sectors, logical_block_sectors: 1 };
         match raw.check(device)? {
             Superblock::Backing(superblock) => Ok(superblock),
             Superblock::Cache(_) => unreachable!("versions 1 and 4 are backing devices"),
@@ -199,7 +199,7 @@ impl BackingSuperblock {
     /// Makes the checks from the version on. Feature words and the first bucket are junk that a
     /// kernel writes from uninitialised memory: the checksum covers them, and otherwise they are
     /// ignored.
-    pub(super) fn check(raw: RawSuperblock, device: DeviceFacts) -> Result<Self, SuperblockError> {
+    pub(super) fn check(raw: RawSuperblock, device: DeviceGeometry) -> Result<Self, SuperblockError> {
         let data_offset = data_offset(&raw);
         if data_offset < SUPERBLOCK_END_SECTOR {
             return Err(SuperblockError::DataOffsetTooSmall {

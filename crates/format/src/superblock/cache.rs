@@ -2,10 +2,10 @@
 
 use super::layout as field;
 use super::{
-    DeviceFacts, MAX_JOURNAL_BUCKETS, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_END_SECTOR, Superblock,
+    DeviceGeometry, MAX_JOURNAL_BUCKETS, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_END_SECTOR, Superblock,
 };
 use crate::error::SuperblockError;
-use crate::features::{BucketSizeForm, Features};
+use crate::features::{BucketSizeEncoding, Features};
 use crate::identity::{Label, SetMagic, Uuid};
 use crate::units::{PAGE_BYTES, SECTOR_BYTES};
 use alloc::boxed::Box;
@@ -32,7 +32,7 @@ const SECTORS_KEPT_FREE: u64 = 23;
 
 /// Which clean bucket is evicted first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Replacement {
+pub enum ReplacementPolicy {
     /// The least recently used one.
     #[default]
     Lru,
@@ -42,7 +42,7 @@ pub enum Replacement {
     Random,
 }
 
-impl Replacement {
+impl ReplacementPolicy {
     /// All policies.
     pub const ALL: [Self; 3] = [Self::Lru, Self::Fifo, Self::Random];
 
@@ -90,7 +90,7 @@ pub struct CacheFormat {
     /// Whether to discard buckets before they are reused.
     pub discard: bool,
     /// Replacement policy.
-    pub replacement: Replacement,
+    pub replacement: ReplacementPolicy,
 }
 
 /// The checked superblock of a cache device.
@@ -99,7 +99,7 @@ pub struct CacheSuperblock {
     raw: RawSuperblock,
     // Decoded once by the checks, because the stored forms can be invalid.
     bucket_sectors: u64,
-    replacement: Replacement,
+    replacement: ReplacementPolicy,
 }
 
 impl CacheSuperblock {
@@ -124,7 +124,7 @@ impl CacheSuperblock {
         raw.set_flag(field::DISCARD, u8::from(format.discard));
         raw.set_flag(field::REPLACEMENT, format.replacement.value());
         raw.0 = raw.sealed();
-        let device = DeviceFacts { sectors: format.device_sectors, logical_block_sectors: 1 };
+        let device = DeviceGeometry { sectors: format.device_sectors, logical_block_sectors: 1 };
         match raw.check(device)? {
             Superblock::Cache(superblock) => Ok(superblock),
             Superblock::Backing(_) => unreachable!("version 0 is a cache device"),
@@ -132,7 +132,7 @@ impl CacheSuperblock {
     }
 
     /// Makes the checks from the version on, in a kernel's order.
-    pub(super) fn check(raw: RawSuperblock, device: DeviceFacts) -> Result<Self, SuperblockError> {
+    pub(super) fn check(raw: RawSuperblock, device: DeviceGeometry) -> Result<Self, SuperblockError> {
         check_features(features(&raw))?;
         let bucket_sectors = check_sizes(&raw)?;
         check_extent(&raw, bucket_sectors, device)?;
@@ -150,7 +150,7 @@ impl CacheSuperblock {
         if found != 1 {
             return Err(SuperblockError::SeveralDevices { found });
         }
-        let replacement = Replacement::from_value(raw.flag(field::REPLACEMENT))?;
+        let replacement = ReplacementPolicy::from_value(raw.flag(field::REPLACEMENT))?;
         Ok(Self { raw, bucket_sectors, replacement })
     }
 
@@ -224,7 +224,7 @@ impl CacheSuperblock {
     pub fn session(&self) -> u64 {
         let mut fixed = self.clone();
         fixed.set_discard(false);
-        fixed.set_replacement(Replacement::Lru);
+        fixed.set_replacement(ReplacementPolicy::Lru);
         fixed.checksum()
     }
 
@@ -265,14 +265,14 @@ impl CacheSuperblock {
     }
 
     /// Sets the replacement policy.
-    pub fn set_replacement(&mut self, replacement: Replacement) {
+    pub fn set_replacement(&mut self, replacement: ReplacementPolicy) {
         self.raw.set_flag(field::REPLACEMENT, replacement.value());
         self.replacement = replacement;
     }
 
     /// Returns the replacement policy.
     #[must_use]
-    pub fn replacement(&self) -> Replacement {
+    pub fn replacement(&self) -> ReplacementPolicy {
         self.replacement
     }
 
@@ -360,11 +360,11 @@ fn stored_bucket_sectors(raw: &RawSuperblock) -> Result<u64, SuperblockError> {
     let bytes = &raw.0[..];
     let low = field::BUCKET_SIZE.u16(bytes);
     match features(raw).bucket_size_form() {
-        BucketSizeForm::Plain => Ok(u64::from(low)),
-        BucketSizeForm::Logarithm if u32::from(low) > BUCKET_LOGARITHM_MAX => {
+        BucketSizeEncoding::Plain => Ok(u64::from(low)),
+        BucketSizeEncoding::Logarithm if u32::from(low) > BUCKET_LOGARITHM_MAX => {
             Err(SuperblockError::BucketLogarithmTooLarge { limit: BUCKET_LOGARITHM_MAX, found: low.into() })
         }
-        BucketSizeForm::Logarithm => Ok(1 << low),
+        BucketSizeEncoding::Logarithm => Ok(1 << low),
     }
 }
 
@@ -394,7 +394,7 @@ fn check_sizes(raw: &RawSuperblock) -> Result<u64, SuperblockError> {
     Ok(bucket)
 }
 
-fn check_extent(raw: &RawSuperblock, bucket: u64, device: DeviceFacts) -> Result<(), SuperblockError> {
+fn check_extent(raw: &RawSuperblock, bucket: u64, device: DeviceGeometry) -> Result<(), SuperblockError> {
     let wanted = field::BUCKETS.u64(&raw.0[..]).saturating_mul(bucket);
     if wanted > device.sectors {
         return Err(SuperblockError::DeviceTooSmall { wanted, found: device.sectors });

@@ -18,7 +18,7 @@ use alloc::boxed::Box;
 use layout as field;
 
 pub use backing::{Attachment, BackingFormat, BackingState, BackingSuperblock, CacheMode};
-pub use cache::{BUCKETS_MIN, CacheFormat, CacheSuperblock, Replacement};
+pub use cache::{BUCKETS_MIN, CacheFormat, CacheSuperblock, ReplacementPolicy};
 pub use layout::{ATTACHMENT, STRUCTURE};
 
 /// Sector of the superblock on every device.
@@ -43,7 +43,7 @@ const MAGIC_OF_BCACHEFS: [u8; 16] =
 
 /// Facts about a device that its superblock is checked against.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct DeviceFacts {
+pub struct DeviceGeometry {
     /// Length of the device in sectors.
     pub sectors: u64,
     /// Logical block of the device in sectors; 1 for a plain file.
@@ -138,7 +138,7 @@ impl RawSuperblock {
     ///
     /// # Errors
     /// The first check that fails.
-    pub fn check(self, device: DeviceFacts) -> Result<Superblock, SuperblockError> {
+    pub fn check(self, device: DeviceGeometry) -> Result<Superblock, SuperblockError> {
         self.check_identity()?;
         let block = self.block_sectors();
         if block == 0 || block < device.logical_block_sectors {

@@ -16,13 +16,13 @@ use bcached_format::key_check::{check_child_key, check_leaf_key, check_leaf_orde
 use bcached_format::node_log::NodeLogReader;
 use bcached_format::prio::{BucketPrio, PrioWriter};
 use bcached_format::{
-    Bset, BsetPlace, DeviceFacts, Geometry, Jset, KeyList, NodeLog, Pointer, PrioSet, RawSuperblock,
+    Bset, DeviceGeometry, Geometry, Jset, KeyList, NodeIdentity, NodeLog, Pointer, PrioSet, RawSuperblock,
     Superblock, uuid,
 };
 use proptest::prelude::*;
 use std::path::Path;
 
-const DEVICE: DeviceFacts = DeviceFacts { sectors: 8 << 11, logical_block_sectors: 1 };
+const DEVICE: DeviceGeometry = DeviceGeometry { sectors: 8 << 11, logical_block_sectors: 1 };
 const SUPERBLOCKS: [&str; 8] = [
     "superblock-cache-formatted.bin",
     "superblock-cache-formatted-fifo.bin",
@@ -46,11 +46,11 @@ fn geometry() -> Geometry {
     }
 }
 
-fn place() -> BsetPlace {
+fn place() -> NodeIdentity {
     let entry = golden("jset-newest.bin");
     let geometry = geometry();
     let header = Jset::parse(&entry, geometry.magic).unwrap().header;
-    BsetPlace { magic: geometry.magic, node: header.root.pointers.as_slice()[0] }
+    NodeIdentity { magic: geometry.magic, node: header.root.pointers.as_slice()[0] }
 }
 
 /// Generates a few bytes at random places, set to random values. Most places are in the first 512
@@ -255,6 +255,6 @@ fn an_old_set_has_an_unseeded_sum() {
     let end = 32 + 8 * words_at(&bytes, 28);
     mend(&mut bytes, end, checksum);
     assert_eq!(Bset::parse(&bytes, place()).unwrap().version, 0);
-    let elsewhere = BsetPlace { node: Pointer::from_word(1), ..place() };
+    let elsewhere = NodeIdentity { node: Pointer::from_word(1), ..place() };
     assert!(Bset::parse(&bytes, elsewhere).is_ok(), "nothing ties it to its place");
 }

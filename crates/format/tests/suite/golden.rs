@@ -15,14 +15,14 @@ use bcached_format::key_check::{
     check_child_key, check_child_order, check_leaf_key, check_leaf_order, check_uuid_key,
 };
 use bcached_format::{
-    BackingFormat, BackingState, BackingSuperblock, Bset, BsetPlace, CacheFormat, CacheMode, CacheSuperblock,
-    DeviceFacts, Geometry, Jset, Key, NodeLog, Pointer, PrioSet, RawSuperblock, Replacement, Superblock,
-    bset, jset, prio, uuid,
+    BackingFormat, BackingState, BackingSuperblock, Bset, CacheFormat, CacheMode, CacheSuperblock,
+    DeviceGeometry, Geometry, Jset, Key, NodeIdentity, NodeLog, Pointer, PrioSet, RawSuperblock,
+    ReplacementPolicy, Superblock, bset, jset, prio, uuid,
 };
 use std::path::Path;
 
-const SMALL: DeviceFacts = DeviceFacts { sectors: 8 << 11, logical_block_sectors: 1 };
-const LARGE: DeviceFacts = DeviceFacts { sectors: 64 << 11, logical_block_sectors: 1 };
+const SMALL: DeviceGeometry = DeviceGeometry { sectors: 8 << 11, logical_block_sectors: 1 };
+const LARGE: DeviceGeometry = DeviceGeometry { sectors: 64 << 11, logical_block_sectors: 1 };
 
 fn golden(name: &str) -> Vec<u8> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
@@ -44,7 +44,7 @@ fn assert_golden(sealed: &[u8], name: &str) {
     assert_same(sealed, &golden(name), name);
 }
 
-fn cache(name: &str, device: DeviceFacts) -> CacheSuperblock {
+fn cache(name: &str, device: DeviceGeometry) -> CacheSuperblock {
     match RawSuperblock::from_bytes(&golden(name)).unwrap().check(device).unwrap() {
         Superblock::Cache(superblock) => superblock,
         Superblock::Backing(_) => panic!("{name} is a cache's"),
@@ -76,7 +76,7 @@ fn formatting_a_cache_gives_the_bytes_of_the_tool() {
         block_sectors: 1,
         bucket_sectors: 8,
         discard: false,
-        replacement: Replacement::Lru,
+        replacement: ReplacementPolicy::Lru,
     };
     let made = CacheSuperblock::format(format).unwrap();
     assert_golden(&made.seal()[..], "superblock-cache-formatted.bin");
@@ -89,7 +89,7 @@ fn formatting_a_cache_gives_the_bytes_of_the_tool() {
         device_sectors: LARGE.sectors,
         bucket_sectors: 128,
         discard: true,
-        replacement: Replacement::Fifo,
+        replacement: ReplacementPolicy::Fifo,
         ..format
     };
     let made = CacheSuperblock::format(format).unwrap();
@@ -125,7 +125,7 @@ fn superblocks_of_a_running_kernel_seal_to_the_same_bytes() {
 
     let large = cache("superblock-cache-running-large.bin", LARGE);
     assert_eq!((large.version(), large.bucket_sectors(), large.features().incompat), (5, 128, 2));
-    assert_eq!(large.replacement(), Replacement::Fifo);
+    assert_eq!(large.replacement(), ReplacementPolicy::Fifo);
     assert_golden(&large.seal()[..], "superblock-cache-running-large.bin");
 
     let dirty = backing("superblock-backing-dirty.bin");
@@ -185,7 +185,7 @@ fn journal_entries_seal_to_the_same_bytes() {
     }
 }
 
-fn reseal_node(log: &NodeLog<'_>, bytes: &[u8], place: BsetPlace, block_bytes: usize) {
+fn reseal_node(log: &NodeLog<'_>, bytes: &[u8], place: NodeIdentity, block_bytes: usize) {
     for set in &log.sets {
         let keys: Vec<Key> = set.bset.keys.iter().collect();
         let sealed = bset::seal(place, set.bset.seq, &keys);
@@ -199,7 +199,7 @@ fn nodes_seal_to_the_same_bytes() {
     let (geometry, entry) = (geometry(), newest());
     let entry = Jset::parse(&entry, geometry.magic).unwrap();
     assert_eq!(entry.header.root_level, 1);
-    let place = BsetPlace { magic: geometry.magic, node: entry.header.root.pointers.as_slice()[0] };
+    let place = NodeIdentity { magic: geometry.magic, node: entry.header.root.pointers.as_slice()[0] };
     let bytes = golden("node-root.bin");
     let root = NodeLog::parse(&bytes, geometry.block_bytes(), place).unwrap();
     reseal_node(&root, &bytes, place, geometry.block_bytes());
@@ -212,12 +212,12 @@ fn nodes_seal_to_the_same_bytes() {
     // The leaf is a child of this root; its checksums are right only under its own pointer.
     let bytes = golden("node-leaf.bin");
     let parse = |node: Pointer| {
-        NodeLog::parse(&bytes, geometry.block_bytes(), BsetPlace { node, ..place }).map(|log| (log, node))
+        NodeLog::parse(&bytes, geometry.block_bytes(), NodeIdentity { node, ..place }).map(|log| (log, node))
     };
     let pointers = children.iter().map(|key| key.pointers.as_slice()[0]);
     let (leaf, node) = pointers.filter_map(|node| parse(node).ok()).next().expect("one of the children");
     assert!(leaf.sets.len() >= 3, "several sets");
-    reseal_node(&leaf, &bytes, BsetPlace { node, ..place }, geometry.block_bytes());
+    reseal_node(&leaf, &bytes, NodeIdentity { node, ..place }, geometry.block_bytes());
     for set in &leaf.sets {
         assert_eq!(check_leaf_order(set.bset.keys.iter()), Ok(()));
         assert!(set.bset.keys.iter().all(|key| check_leaf_key(&geometry, &key).is_ok()));
@@ -266,7 +266,7 @@ fn a_set_inside_a_node_is_a_set_by_itself() {
     let (geometry, entry) = (geometry(), newest());
     let root = Jset::parse(&entry, geometry.magic).unwrap().header.root.pointers.as_slice()[0];
     let bytes = golden("node-root.bin");
-    let place = BsetPlace { magic: geometry.magic, node: root };
+    let place = NodeIdentity { magic: geometry.magic, node: root };
     let log = NodeLog::parse(&bytes, geometry.block_bytes(), place).unwrap();
     let last = log.sets.last().unwrap();
     let alone = Bset::parse(&bytes[last.block as usize * geometry.block_bytes()..], place).unwrap();

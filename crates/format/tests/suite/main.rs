@@ -6,7 +6,7 @@
 mod any_bytes;
 mod golden;
 mod journal_entries;
-mod page;
-mod priorities;
-mod refusals;
+mod layout_tables;
+mod node_length;
+mod superblock_errors;
 mod worked_examples;

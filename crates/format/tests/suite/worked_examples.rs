@@ -9,8 +9,8 @@
 )]
 
 use bcached_format::{
-    BackingFormat, BackingState, BackingSuperblock, BsetPlace, CacheFormat, CacheMode, CacheSuperblock,
-    DeviceIndex, Gen, Inode, Jset, JsetHeader, Key, NodeLog, Pointer, Pointers, Position, Replacement,
+    BackingFormat, BackingState, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, DeviceIndex,
+    Gen, Inode, Jset, JsetHeader, Key, NodeIdentity, NodeLog, Pointer, Pointers, Position, ReplacementPolicy,
     SetMagic, Uuid, bset, jset,
 };
 
@@ -38,7 +38,7 @@ fn cache_superblock() {
         block_sectors: 1,
         bucket_sectors: 1024,
         discard: false,
-        replacement: Replacement::Lru,
+        replacement: ReplacementPolicy::Lru,
     };
     let mut superblock = CacheSuperblock::format(format).unwrap();
     superblock.set_journal_buckets(16);
@@ -151,7 +151,7 @@ fn node() -> Vec<u8> {
 #[test]
 fn node_with_two_sets() {
     let bytes = node();
-    let place = BsetPlace { magic: magic(), node: Pointer::from_word(0x90_0001) };
+    let place = NodeIdentity { magic: magic(), node: Pointer::from_word(0x90_0001) };
     let log = NodeLog::parse(&bytes, 512, place).unwrap();
     assert_eq!((log.sets.len(), log.end_block, log.seq()), (2, 2, 0x9E75_52E3_0D4A_7F1B));
     assert!(log.sets[0].bset.keys.is_empty());

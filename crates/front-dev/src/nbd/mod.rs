@@ -5,7 +5,7 @@
 
 mod ioctl;
 
-use crate::server::Connection;
+use crate::server::NbdConnection;
 use bcached_port::{Export, SECTOR_BYTES};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -37,10 +37,10 @@ pub(crate) struct NbdDevice {
 }
 
 /// The outcome of trying one device.
-enum Tried {
-    Served(NbdDevice),
+enum AttachOutcome {
+    Attached(NbdDevice),
     /// The device is in use.
-    Taken,
+    InUse,
 }
 
 /// Checks whether this machine can provide a device of the NBD client.
@@ -105,7 +105,7 @@ impl NbdDevice {
     /// the device is no longer served.
     pub(crate) fn bring(
         export: &Export,
-        connection: &Connection,
+        connection: &NbdConnection,
         on_end: &Arc<dyn Fn() + Send + Sync>,
     ) -> Result<Self, String> {
         let block_bytes = u64::from(export.block_sectors) * SECTOR_BYTES;
@@ -114,8 +114,8 @@ impl NbdDevice {
         }
         for number in free(Path::new(BLOCK)) {
             match Self::try_one(number, export, connection, Arc::clone(on_end))? {
-                Tried::Served(device) => return Ok(device),
-                Tried::Taken => {}
+                AttachOutcome::Attached(device) => return Ok(device),
+                AttachOutcome::InUse => {}
             }
         }
         Err(none_free(numbers(Path::new(BLOCK)).len()))
@@ -124,9 +124,9 @@ impl NbdDevice {
     fn try_one(
         number: u32,
         export: &Export,
-        connection: &Connection,
+        connection: &NbdConnection,
         on_end: Arc<dyn Fn() + Send + Sync>,
-    ) -> Result<Tried, String> {
+    ) -> Result<AttachOutcome, String> {
         let device = Arc::new(open(number).map_err(|errno| unusable(number, errno))?);
         let block_sectors = u64::from(export.block_sectors);
         let facts = (block_sectors, export.sectors / block_sectors, connection.flags);
@@ -147,7 +147,7 @@ impl NbdDevice {
             .map_err(|error| format!("cannot start a thread: {error}"))?;
         match told.recv_timeout(QUICK) {
             Ok(Ok(())) => {}
-            Ok(Err(Errno::BUSY)) => return Ok(Tried::Taken),
+            Ok(Err(Errno::BUSY)) => return Ok(AttachOutcome::InUse),
             Ok(Err(errno)) => {
                 return Err(format!("the kernel's NBD client failed: {}", io::Error::from(errno)));
             }
@@ -155,7 +155,7 @@ impl NbdDevice {
         }
         let device = Self { path: path_of(number), device, block_sectors, ended };
         device.wait_until_there(number, facts.1 * block_sectors)?;
-        Ok(Tried::Served(device))
+        Ok(AttachOutcome::Attached(device))
     }
 
     /// Waits until the device is served. The size is the last attribute that the kernel sets before

@@ -1,9 +1,9 @@
 //! A server over a memory-backed engine, behind a real mount.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use bcached_front_fuse::{FuseServer, Limits, Options, StartError, Tree};
-use bcached_port::ram::{Hook, Ram, Verdict};
-use bcached_port::{Export, ExportTable, Pool, VolumeId};
+use bcached_front_fuse::{ControlTree, FuseServer, Limits, Options, StartError};
+use bcached_port::ram::{Hook, RamServer, Verdict};
+use bcached_port::{BudgetPool, Export, ExportTable, VolumeId};
 use rustix::mount::UnmountFlags;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -53,10 +53,10 @@ pub fn program(name: &str) -> Option<PathBuf> {
 }
 
 /// Two mounted volumes: "tank" (32 MiB, blocks of 8 KiB) and "archive" (1 MiB, read-only).
-pub struct Served {
+pub struct TestServer {
     // The first field, so that it is dropped first: then nothing waits for an engine that is gone.
     pub server: Option<FuseServer>,
-    pub ram: Ram,
+    pub ram: RamServer,
     pub exports: ExportTable,
     directory: tempfile::TempDir,
     _watchdog: Sender<()>,
@@ -77,15 +77,15 @@ fn watch(directory: PathBuf) -> Sender<()> {
     alive
 }
 
-pub fn serve() -> Served {
+pub fn serve() -> TestServer {
     serve_with(Limits::default(), Box::new(|_, _| Verdict::Serve), Vec::new())
 }
 
-pub fn serve_hooked(hook: Hook) -> Served {
+pub fn serve_hooked(hook: Hook) -> TestServer {
     serve_with(Limits::default(), hook, Vec::new())
 }
 
-pub fn serve_with(limits: Limits, hook: Hook, trees: Vec<(String, Arc<dyn Tree>)>) -> Served {
+pub fn serve_with(limits: Limits, hook: Hook, trees: Vec<(String, Arc<dyn ControlTree>)>) -> TestServer {
     serve_by(hook, |directory, exports| {
         let options = Options { directory: directory.to_owned(), allow_other: false, limits };
         FuseServer::start(options, exports, trees)
@@ -93,7 +93,7 @@ pub fn serve_with(limits: Limits, hook: Hook, trees: Vec<(String, Arc<dyn Tree>)
 }
 
 /// Serves with memory that is shared with others.
-pub fn serve_sharing(memory: Arc<Pool>) -> Served {
+pub fn serve_sharing(memory: Arc<BudgetPool>) -> TestServer {
     serve_by(Box::new(|_, _| Verdict::Serve), |directory, exports| {
         let options =
             Options { directory: directory.to_owned(), allow_other: false, limits: Limits::default() };
@@ -101,27 +101,30 @@ pub fn serve_sharing(memory: Arc<Pool>) -> Served {
     })
 }
 
-fn serve_by(hook: Hook, start: impl FnOnce(&Path, ExportTable) -> Result<FuseServer, StartError>) -> Served {
-    let ram = Ram::start_with(&[(TANK, TANK_SECTORS), (ARCHIVE, 2048)], 64, hook);
+fn serve_by(
+    hook: Hook,
+    start: impl FnOnce(&Path, ExportTable) -> Result<FuseServer, StartError>,
+) -> TestServer {
+    let ram = RamServer::start_with(&[(TANK, TANK_SECTORS), (ARCHIVE, 2048)], 64, hook);
     let exports = table(&ram);
     let directory = tempfile::tempdir().expect("a temporary directory");
     let server = start(directory.path(), exports.clone()).expect("starts");
     let watchdog = watch(directory.path().to_owned());
-    Served { server: Some(server), ram, exports, directory, _watchdog: watchdog }
+    TestServer { server: Some(server), ram, exports, directory, _watchdog: watchdog }
 }
 
-pub fn table(ram: &Ram) -> ExportTable {
+pub fn table(ram: &RamServer) -> ExportTable {
     let exports = ExportTable::new();
     exports.insert(tank(ram));
     exports.insert(Export { read_only: true, ..ram.export("archive", ARCHIVE, 2048) });
     exports
 }
 
-pub fn tank(ram: &Ram) -> Export {
+pub fn tank(ram: &RamServer) -> Export {
     Export { label: "fast".to_owned(), block_sectors: 16, ..ram.export("tank", TANK, TANK_SECTORS) }
 }
 
-impl Served {
+impl TestServer {
     pub fn path(&self, path: &str) -> PathBuf {
         self.directory.path().join(path)
     }

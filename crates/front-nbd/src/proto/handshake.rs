@@ -8,7 +8,7 @@
 //! the middle could talk it out of TLS. So nothing can be negotiated or disclosed before TLS has
 //! begun.
 
-use super::option::{ContextQuestion, ExportQuestion, Malformed, name};
+use super::option::{ContextQuery, ExportQuery, OptionError, name};
 use super::wire::{
     BASE_ALLOCATION, BASE_ALLOCATION_ID, BLOCK_BYTES_MIN, BLOCK_BYTES_PREFERRED_MIN, IHAVEOPT, NBDMAGIC,
     OPTION_BYTES_MAX, OPTION_REPLY_MAGIC, OPTION_SKIP_MAX, PAYLOAD_BYTES_MAX, Violation, flag,
@@ -18,7 +18,7 @@ use bcached_port::{Export, SECTOR_BYTES};
 use std::sync::Arc;
 
 /// The exports that a server can offer, queried during the handshake.
-pub trait Catalog {
+pub trait ExportCatalog {
     /// The names of the current exports.
     fn names(&self) -> Vec<String>;
 
@@ -26,12 +26,12 @@ pub trait Catalog {
     ///
     /// # Errors
     /// Says, in a sentence for people, why there is no such export.
-    fn offer(&self, name: &str) -> Result<Offer, String>;
+    fn offer(&self, name: &str) -> Result<ExportOffer, String>;
 }
 
 /// An export as offered to one client.
 #[derive(Clone, Debug)]
-pub struct Offer {
+pub struct ExportOffer {
     /// The volume.
     pub export: Arc<Export>,
     /// Whether this client is denied writing.
@@ -42,9 +42,9 @@ pub struct Offer {
 
 /// The parameters that client and server agreed on.
 #[derive(Clone, Debug)]
-pub struct Agreed {
+pub struct NegotiatedParams {
     /// The export.
-    pub offer: Offer,
+    pub offer: ExportOffer,
     /// Whether replies are structured.
     pub structured: bool,
     /// Whether the client may request block status.
@@ -58,21 +58,21 @@ pub enum Encryption {
     /// any other continues.
     None,
     /// Required and not yet begun: everything except hanging up is refused.
-    Demanded,
+    Required,
     /// Begun: the conversation is encrypted.
-    Begun,
+    Active,
 }
 
 /// What follows a step.
 #[derive(Debug)]
-pub enum Step {
+pub enum HandshakeStep {
     /// Continue with the next step.
     Continue,
     /// Send the outgoing bytes, then switch to TLS and continue the handshake in it. Bytes that the
     /// client has already sent are not part of that.
     StartTls,
     /// The handshake is complete: send the outgoing bytes; requests follow.
-    Transmission(Agreed),
+    Transmission(NegotiatedParams),
     /// The client hangs up properly: send the outgoing bytes, then end.
     Goodbye,
     /// End the connection without an answer.
@@ -81,7 +81,7 @@ pub enum Step {
 
 /// The handshake of one connection.
 pub struct Handshake {
-    state: State,
+    state: HandshakeState,
     encryption: Encryption,
     /// Whether an option was sent before TLS, and refused.
     asked_plainly: bool,
@@ -94,7 +94,7 @@ pub struct Handshake {
 }
 
 #[derive(Clone, Copy)]
-enum State {
+enum HandshakeState {
     ClientFlags,
     OptionHeader,
     OptionData {
@@ -121,7 +121,7 @@ impl Handshake {
         outgoing.extend_from_slice(&IHAVEOPT.to_be_bytes());
         outgoing.extend_from_slice(&flags.to_be_bytes());
         Self {
-            state: State::ClientFlags,
+            state: HandshakeState::ClientFlags,
             encryption,
             asked_plainly: false,
             outgoing,
@@ -135,17 +135,17 @@ impl Handshake {
     /// Whether the client tries to continue without TLS, which is refused.
     #[must_use]
     pub fn wants_no_tls(&self) -> bool {
-        self.asked_plainly && self.encryption == Encryption::Demanded
+        self.asked_plainly && self.encryption == Encryption::Required
     }
 
     /// The number of bytes that the next step takes: at most [`OPTION_BYTES_MAX`], possibly 0.
     #[must_use]
     pub fn needed(&self) -> usize {
         let bytes = match self.state {
-            State::ClientFlags => 4,
-            State::OptionHeader => 16,
-            State::OptionData { bytes, .. } => bytes,
-            State::Skip { bytes, .. } => bytes.min(SKIP_STEP),
+            HandshakeState::ClientFlags => 4,
+            HandshakeState::OptionHeader => 16,
+            HandshakeState::OptionData { bytes, .. } => bytes,
+            HandshakeState::Skip { bytes, .. } => bytes.min(SKIP_STEP),
         };
         bytes as usize
     }
@@ -156,72 +156,72 @@ impl Handshake {
     }
 
     /// Performs the next step, with exactly [`Handshake::needed`] bytes from the client.
-    pub fn step(&mut self, bytes: &[u8], catalog: &dyn Catalog) -> Step {
+    pub fn step(&mut self, bytes: &[u8], catalog: &dyn ExportCatalog) -> HandshakeStep {
         assert_eq!(bytes.len(), self.needed(), "a step gets the bytes it asked for");
         match self.state {
-            State::ClientFlags => self.client_flags(bytes),
-            State::OptionHeader => self.option_header(bytes),
-            State::OptionData { option, .. } => {
-                self.state = State::OptionHeader;
+            HandshakeState::ClientFlags => self.client_flags(bytes),
+            HandshakeState::OptionHeader => self.option_header(bytes),
+            HandshakeState::OptionData { option, .. } => {
+                self.state = HandshakeState::OptionHeader;
                 self.option(option, bytes, catalog)
             }
-            State::Skip { option, bytes: left } => {
+            HandshakeState::Skip { option, bytes: left } => {
                 let left = left - left.min(SKIP_STEP);
-                self.state = State::Skip { option, bytes: left };
+                self.state = HandshakeState::Skip { option, bytes: left };
                 if left == 0 {
-                    self.state = State::OptionHeader;
+                    self.state = HandshakeState::OptionHeader;
                     self.error(option, option_reply::ERR_TOO_BIG, "the option is too long");
                 }
-                Step::Continue
+                HandshakeStep::Continue
             }
         }
     }
 
-    fn client_flags(&mut self, bytes: &[u8]) -> Step {
+    fn client_flags(&mut self, bytes: &[u8]) -> HandshakeStep {
         let flags = be_u32(bytes, 0);
         let known = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
         if flags & !u32::from(known) != 0 {
-            return Step::Violation(Violation::HandshakeFlags(flags));
+            return HandshakeStep::Violation(Violation::HandshakeFlags(flags));
         }
         self.fixed = flags & u32::from(handshake_flag::FIXED_NEWSTYLE) != 0;
         self.no_zeroes = flags & u32::from(handshake_flag::NO_ZEROES) != 0;
-        self.state = State::OptionHeader;
-        Step::Continue
+        self.state = HandshakeState::OptionHeader;
+        HandshakeStep::Continue
     }
 
-    fn option_header(&mut self, bytes: &[u8]) -> Step {
+    fn option_header(&mut self, bytes: &[u8]) -> HandshakeStep {
         let magic = u64::from(be_u32(bytes, 0)) << 32 | u64::from(be_u32(bytes, 4));
         let (option, bytes) = (be_u32(bytes, 8), be_u32(bytes, 12));
         if magic != IHAVEOPT {
-            return Step::Violation(Violation::OptionMagic(magic));
+            return HandshakeStep::Violation(Violation::OptionMagic(magic));
         }
         if option != option::EXPORT_NAME && !self.fixed {
-            return Step::Violation(Violation::NotFixed(option));
+            return HandshakeStep::Violation(Violation::NotFixed(option));
         }
         self.state = match bytes {
-            0..=OPTION_BYTES_MAX => State::OptionData { option, bytes },
+            0..=OPTION_BYTES_MAX => HandshakeState::OptionData { option, bytes },
             // This option has no error reply, and a longer one cannot be a real option.
             _ if option == option::EXPORT_NAME || bytes > OPTION_SKIP_MAX => {
-                return Step::Violation(Violation::OptionSize { option, bytes });
+                return HandshakeStep::Violation(Violation::OptionSize { option, bytes });
             }
-            _ => State::Skip { option, bytes },
+            _ => HandshakeState::Skip { option, bytes },
         };
-        Step::Continue
+        HandshakeStep::Continue
     }
 
-    fn option(&mut self, option: u32, data: &[u8], catalog: &dyn Catalog) -> Step {
+    fn option(&mut self, option: u32, data: &[u8], catalog: &dyn ExportCatalog) -> HandshakeStep {
         match option {
             option::STARTTLS => return self.start_tls(data),
-            option::EXPORT_NAME if self.encryption == Encryption::Demanded => {
+            option::EXPORT_NAME if self.encryption == Encryption::Required => {
                 self.asked_plainly = true;
-                return Step::Violation(Violation::NotEncrypted);
+                return HandshakeStep::Violation(Violation::NotEncrypted);
             }
             option::EXPORT_NAME => return self.export_name(data, catalog),
             option::ABORT => {
                 self.reply(option, option_reply::ACK, &[]);
-                return Step::Goodbye;
+                return HandshakeStep::Goodbye;
             }
-            _ if self.encryption == Encryption::Demanded => {
+            _ if self.encryption == Encryption::Required => {
                 self.asked_plainly = true;
                 self.error(
                     option,
@@ -241,10 +241,10 @@ impl Handshake {
             }
             _ => self.error(option, option_reply::ERR_UNSUP, "unknown option"),
         }
-        Step::Continue
+        HandshakeStep::Continue
     }
 
-    fn start_tls(&mut self, data: &[u8]) -> Step {
+    fn start_tls(&mut self, data: &[u8]) -> HandshakeStep {
         let option = option::STARTTLS;
         match self.encryption {
             _ if !data.is_empty() => {
@@ -253,23 +253,23 @@ impl Handshake {
             Encryption::None => {
                 self.error(option, option_reply::ERR_UNSUP, "TLS is not available on this socket");
             }
-            Encryption::Begun => self.error(option, option_reply::ERR_INVALID, "TLS has already begun"),
-            Encryption::Demanded => {
+            Encryption::Active => self.error(option, option_reply::ERR_INVALID, "TLS has already begun"),
+            Encryption::Required => {
                 self.reply(option, option_reply::ACK, &[]);
-                self.encryption = Encryption::Begun;
-                return Step::StartTls;
+                self.encryption = Encryption::Active;
+                return HandshakeStep::StartTls;
             }
         }
-        Step::Continue
+        HandshakeStep::Continue
     }
 
-    fn export_name(&mut self, data: &[u8], catalog: &dyn Catalog) -> Step {
+    fn export_name(&mut self, data: &[u8], catalog: &dyn ExportCatalog) -> HandshakeStep {
         let offer = name(data)
             .map_err(|malformed| describe(malformed).to_owned())
             .and_then(|name| catalog.offer(name));
         let offer = match offer {
             Ok(offer) => offer,
-            Err(why) => return Step::Violation(Violation::ExportName(why)),
+            Err(why) => return HandshakeStep::Violation(Violation::ExportName(why)),
         };
         self.outgoing.extend_from_slice(&offer.export.bytes().to_be_bytes());
         self.outgoing.extend_from_slice(&transmission_flags(&offer, self.structured).to_be_bytes());
@@ -277,36 +277,36 @@ impl Handshake {
             self.outgoing.extend_from_slice(&[0; 124]);
         }
         let name = str::from_utf8(data).unwrap_or_default();
-        Step::Transmission(self.agree(offer, name))
+        HandshakeStep::Transmission(self.agree(offer, name))
     }
 
-    fn info_or_go(&mut self, option: u32, data: &[u8], catalog: &dyn Catalog) -> Step {
-        let question = match ExportQuestion::parse(data) {
+    fn info_or_go(&mut self, option: u32, data: &[u8], catalog: &dyn ExportCatalog) -> HandshakeStep {
+        let question = match ExportQuery::parse(data) {
             Ok(question) => question,
             Err(malformed) => {
                 self.malformed(option, malformed);
-                return Step::Continue;
+                return HandshakeStep::Continue;
             }
         };
         let offer = match catalog.offer(question.name) {
             Ok(offer) => offer,
             Err(why) => {
                 self.error(option, option_reply::ERR_UNKNOWN, &why);
-                return Step::Continue;
+                return HandshakeStep::Continue;
             }
         };
         self.facts(option, &question, &offer);
         self.reply(option, option_reply::ACK, &[]);
         if option == option::GO {
-            Step::Transmission(self.agree(offer, question.name))
+            HandshakeStep::Transmission(self.agree(offer, question.name))
         } else {
-            Step::Continue
+            HandshakeStep::Continue
         }
     }
 
     /// Sends size and block sizes to every client, whether it asked for them or not, so that it
     /// need not guess.
-    fn facts(&mut self, option: u32, question: &ExportQuestion<'_>, offer: &Offer) {
+    fn facts(&mut self, option: u32, question: &ExportQuery<'_>, offer: &ExportOffer) {
         let export = &offer.export;
         let kind = info::EXPORT.to_be_bytes();
         let size = export.bytes().to_be_bytes();
@@ -330,7 +330,7 @@ impl Handshake {
         }
     }
 
-    fn list(&mut self, catalog: &dyn Catalog) {
+    fn list(&mut self, catalog: &dyn ExportCatalog) {
         for name in catalog.names() {
             let length = u32::try_from(name.len()).unwrap_or(u32::MAX);
             self.reply(option::LIST, option_reply::SERVER, &[&length.to_be_bytes(), name.as_bytes()]);
@@ -338,7 +338,7 @@ impl Handshake {
         self.reply(option::LIST, option_reply::ACK, &[]);
     }
 
-    fn meta_context(&mut self, option: u32, data: &[u8], catalog: &dyn Catalog) {
+    fn meta_context(&mut self, option: u32, data: &[u8], catalog: &dyn ExportCatalog) {
         let setting = option == option::SET_META_CONTEXT;
         if setting {
             // A new choice replaces the old one even if it fails.
@@ -348,7 +348,7 @@ impl Handshake {
             self.error(option, option_reply::ERR_INVALID, "structured replies must be negotiated first");
             return;
         }
-        let question = match ContextQuestion::parse(data) {
+        let question = match ContextQuery::parse(data) {
             Ok(question) => question,
             Err(malformed) => return self.malformed(option, malformed),
         };
@@ -368,15 +368,15 @@ impl Handshake {
     }
 
     /// A choice of block status is valid only for the name it was made with.
-    fn agree(&self, offer: Offer, name: &str) -> Agreed {
+    fn agree(&self, offer: ExportOffer, name: &str) -> NegotiatedParams {
         let block_status = self.context_for.as_deref() == Some(name);
-        Agreed { offer, structured: self.structured, block_status }
+        NegotiatedParams { offer, structured: self.structured, block_status }
     }
 
-    fn malformed(&mut self, option: u32, malformed: Malformed) {
+    fn malformed(&mut self, option: u32, malformed: OptionError) {
         let kind = match malformed {
-            Malformed::TooBig => option_reply::ERR_TOO_BIG,
-            Malformed::Length | Malformed::Text => option_reply::ERR_INVALID,
+            OptionError::TooBig => option_reply::ERR_TOO_BIG,
+            OptionError::Length | OptionError::Text => option_reply::ERR_INVALID,
         };
         self.error(option, kind, describe(malformed));
     }
@@ -400,18 +400,18 @@ impl Handshake {
     }
 }
 
-const fn describe(malformed: Malformed) -> &'static str {
+const fn describe(malformed: OptionError) -> &'static str {
     match malformed {
-        Malformed::Length => "the lengths in the option do not add up",
-        Malformed::TooBig => "a name is longer than 4096 bytes",
-        Malformed::Text => "a name is not UTF-8",
+        OptionError::Length => "the lengths in the option do not add up",
+        OptionError::TooBig => "a name is longer than 4096 bytes",
+        OptionError::Text => "a name is not UTF-8",
     }
 }
 
 /// The transmission flags of an export for this client. DF belongs to structured replies; commands
 /// that change content belong to writers.
 #[must_use]
-pub fn transmission_flags(offer: &Offer, structured: bool) -> u16 {
+pub fn transmission_flags(offer: &ExportOffer, structured: bool) -> u16 {
     let mut flags = flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA;
     flags |= if offer.read_only {
         flag::READ_ONLY

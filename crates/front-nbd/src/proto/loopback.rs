@@ -2,9 +2,9 @@
 //! threads: input is what a client sends, output is what it would be sent. The fuzzer and the
 //! property tests use this.
 
-use super::handshake::{Agreed, Catalog, Encryption, Handshake, Offer, Step};
-use super::reply::Awaited;
-use super::request::{Command, Decision, HEADER_BYTES, Header, Session};
+use super::handshake::{Encryption, ExportCatalog, ExportOffer, Handshake, HandshakeStep, NegotiatedParams};
+use super::reply::ReplyContext;
+use super::request::{Command, Decision, HEADER_BYTES, RequestHeader, Session};
 use super::wire::{OPTION_BYTES_MAX, Violation};
 use bcached_port::{Buffer, ErrorKind, Export, Reply, StatusExtent, Uuid};
 use std::sync::Arc;
@@ -17,14 +17,14 @@ pub struct Conversation {
     /// The requests that would have been carried out.
     pub commands: Vec<Command>,
     /// How it ended.
-    pub end: End,
+    pub end: ConversationEnd,
 }
 
 /// How a conversation ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum End {
+pub enum ConversationEnd {
     /// The input ended; so many bytes were left that make no complete step.
-    Silence(usize),
+    InputEnded(usize),
     /// The client hung up properly.
     Goodbye,
     /// TLS would follow.
@@ -40,14 +40,14 @@ const CONTENT_BYTES_MAX: u32 = 4096;
 /// A catalog of two volumes: "tank" (16 MiB, writable) and "archive" (1 MiB, read-only). Neither is
 /// the default export.
 #[derive(Debug)]
-pub struct TwoVolumes;
+pub struct TestCatalog;
 
-impl Catalog for TwoVolumes {
+impl ExportCatalog for TestCatalog {
     fn names(&self) -> Vec<String> {
         vec!["archive".to_owned(), "tank".to_owned()]
     }
 
-    fn offer(&self, name: &str) -> Result<Offer, String> {
+    fn offer(&self, name: &str) -> Result<ExportOffer, String> {
         let (sectors, read_only) = match name {
             "tank" => (32_768, false),
             "archive" => (2048, true),
@@ -61,14 +61,14 @@ impl Catalog for TwoVolumes {
             block_sectors: 8,
             read_only,
             shared: false,
-            ways: bcached_port::Ways::default(),
+            frontends: bcached_port::FrontendSet::default(),
             served: None,
         };
-        Ok(Offer { export: Arc::new(export), read_only, multi_conn: true })
+        Ok(ExportOffer { export: Arc::new(export), read_only, multi_conn: true })
     }
 }
 
-/// Serves all of `input` against [`TwoVolumes`]. Suitable as a fuzz target: it must not panic on
+/// Serves all of `input` against [`TestCatalog`]. Suitable as a fuzz target: it must not panic on
 /// any input, and asserts the invariants (the bytes requested by a step are bounded, every complete
 /// request is answered).
 #[must_use]
@@ -79,32 +79,33 @@ pub fn converse(input: &[u8]) -> Conversation {
 /// Like [`converse`], with a server in the given state of TLS.
 #[must_use]
 pub fn converse_with(encryption: Encryption, mut input: &[u8]) -> Conversation {
-    let mut conversation = Conversation { outgoing: Vec::new(), commands: Vec::new(), end: End::Silence(0) };
+    let mut conversation =
+        Conversation { outgoing: Vec::new(), commands: Vec::new(), end: ConversationEnd::InputEnded(0) };
     let mut handshake = Handshake::new(encryption);
     let agreed = loop {
         conversation.outgoing.extend(handshake.take_outgoing());
         let needed = handshake.needed();
         assert!(needed <= OPTION_BYTES_MAX as usize, "a peer cannot make the server collect more");
         let Some((bytes, rest)) = input.split_at_checked(needed) else {
-            conversation.end = End::Silence(input.len());
+            conversation.end = ConversationEnd::InputEnded(input.len());
             return conversation;
         };
         input = rest;
-        match handshake.step(bytes, &TwoVolumes) {
-            Step::Continue => {}
-            Step::StartTls => {
+        match handshake.step(bytes, &TestCatalog) {
+            HandshakeStep::Continue => {}
+            HandshakeStep::StartTls => {
                 conversation.outgoing.extend(handshake.take_outgoing());
-                conversation.end = End::StartTls;
+                conversation.end = ConversationEnd::StartTls;
                 return conversation;
             }
-            Step::Transmission(agreed) => break agreed,
-            Step::Goodbye => {
+            HandshakeStep::Transmission(agreed) => break agreed,
+            HandshakeStep::Goodbye => {
                 conversation.outgoing.extend(handshake.take_outgoing());
-                conversation.end = End::Goodbye;
+                conversation.end = ConversationEnd::Goodbye;
                 return conversation;
             }
-            Step::Violation(violation) => {
-                conversation.end = End::Violation(violation);
+            HandshakeStep::Violation(violation) => {
+                conversation.end = ConversationEnd::Violation(violation);
                 return conversation;
             }
         }
@@ -115,26 +116,28 @@ pub fn converse_with(encryption: Encryption, mut input: &[u8]) -> Conversation {
 }
 
 impl Conversation {
-    fn requests(&mut self, agreed: Agreed, mut input: &[u8]) -> End {
+    fn requests(&mut self, agreed: NegotiatedParams, mut input: &[u8]) -> ConversationEnd {
         let structured = agreed.structured;
         let session = Session::new(agreed);
         loop {
             let Some((bytes, rest)) = input.split_first_chunk::<HEADER_BYTES>() else {
-                return End::Silence(input.len());
+                return ConversationEnd::InputEnded(input.len());
             };
-            let header = match Header::parse(bytes) {
+            let header = match RequestHeader::parse(bytes) {
                 Ok(header) => header,
-                Err(violation) => return End::Violation(violation),
+                Err(violation) => return ConversationEnd::Violation(violation),
             };
             let (awaited, reply, payload) = match session.decide(&header) {
                 Decision::Run(command) => self.run(&header, command),
                 Decision::Refuse { error, payload } => {
-                    (Awaited::refusal(&header, error), Reply::done(), payload)
+                    (ReplyContext::refusal(&header, error), Reply::done(), payload)
                 }
-                Decision::Disconnect => return End::Goodbye,
-                Decision::Violation(violation) => return End::Violation(violation),
+                Decision::Disconnect => return ConversationEnd::Goodbye,
+                Decision::Violation(violation) => return ConversationEnd::Violation(violation),
             };
-            let Some(rest) = rest.get(payload as usize..) else { return End::Silence(rest.len()) };
+            let Some(rest) = rest.get(payload as usize..) else {
+                return ConversationEnd::InputEnded(rest.len());
+            };
             input = rest;
             let before = self.outgoing.len();
             if awaited.encode(structured, &reply, &mut self.outgoing) {
@@ -145,7 +148,7 @@ impl Conversation {
         }
     }
 
-    fn run(&mut self, header: &Header, command: Command) -> (Awaited, Reply, u32) {
+    fn run(&mut self, header: &RequestHeader, command: Command) -> (ReplyContext, Reply, u32) {
         self.commands.push(command);
         let payload = if matches!(command, Command::Write { .. }) { command.payload_bytes() } else { 0 };
         let reply = match command {
@@ -158,6 +161,6 @@ impl Conversation {
             }
             _ => Reply::done(),
         };
-        (Awaited::of(header, command), reply, payload)
+        (ReplyContext::of(header, command), reply, payload)
     }
 }

@@ -3,10 +3,11 @@
 //! status.
 //!
 //! A connection starts with a [`handshake::Handshake`], which says how many bytes it needs next and
-//! turns them into answers. It ends with the agreed parameters ([`handshake::Agreed`]). From then
-//! on every request is a [`request::Header`], which [`request::Session::decide`] turns into one
-//! decision, and [`reply`] encodes the answer. Everything from the peer is checked here. The peer
-//! cannot make this code allocate more than [`wire::OPTION_BYTES_MAX`], and nothing panics.
+//! turns them into answers. It ends with the agreed parameters ([`handshake::NegotiatedParams`]).
+//! From then on every request is a [`request::RequestHeader`], which [`request::Session::decide`]
+//! turns into one decision, and [`reply`] encodes the answer. Everything from the peer is checked
+//! here. The peer cannot make this code allocate more than [`wire::OPTION_BYTES_MAX`], and nothing
+//! panics.
 
 pub mod handshake;
 pub mod loopback;

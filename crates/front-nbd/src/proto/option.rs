@@ -4,7 +4,7 @@ use super::wire::STRING_BYTES_MAX;
 
 /// What is wrong with an option's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Malformed {
+pub enum OptionError {
     /// The lengths do not add up.
     Length,
     /// A string is longer than the protocol allows.
@@ -15,7 +15,7 @@ pub enum Malformed {
 
 /// The data of `INFO` and `GO`.
 #[derive(PartialEq, Eq, Debug)]
-pub struct ExportQuestion<'a> {
+pub struct ExportQuery<'a> {
     /// The export's name.
     pub name: &'a str,
     /// The requested information types, as pairs of bytes.
@@ -24,7 +24,7 @@ pub struct ExportQuestion<'a> {
 
 /// The data of `LIST_META_CONTEXT` and `SET_META_CONTEXT`.
 #[derive(PartialEq, Eq, Debug)]
-pub struct ContextQuestion<'a> {
+pub struct ContextQuery<'a> {
     /// The export's name.
     pub name: &'a str,
     /// The number of queries.
@@ -35,16 +35,16 @@ pub struct ContextQuestion<'a> {
     pub namespace: bool,
 }
 
-impl<'a> ExportQuestion<'a> {
+impl<'a> ExportQuery<'a> {
     /// Parses the data.
     ///
     /// # Errors
     /// The data is not a name, a count and that many numbers.
-    pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
+    pub fn parse(data: &'a [u8]) -> Result<Self, OptionError> {
         let mut rest = data;
         let name = string(&mut rest)?;
         let count = usize::from(u16::from_be_bytes(array(&mut rest)?));
-        if rest.len() == count * 2 { Ok(Self { name, wanted: rest }) } else { Err(Malformed::Length) }
+        if rest.len() == count * 2 { Ok(Self { name, wanted: rest }) } else { Err(OptionError::Length) }
     }
 
     /// Whether the client asked for this type of information.
@@ -54,12 +54,12 @@ impl<'a> ExportQuestion<'a> {
     }
 }
 
-impl<'a> ContextQuestion<'a> {
+impl<'a> ContextQuery<'a> {
     /// Parses the data.
     ///
     /// # Errors
     /// The data is not a name, a count and that many strings.
-    pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
+    pub fn parse(data: &'a [u8]) -> Result<Self, OptionError> {
         let mut rest = data;
         let name = string(&mut rest)?;
         let queries = u32::from_be_bytes(array(&mut rest)?);
@@ -71,7 +71,7 @@ impl<'a> ContextQuestion<'a> {
             question.exact |= query == super::wire::BASE_ALLOCATION;
             question.namespace |= query == "base:";
         }
-        if rest.is_empty() { Ok(question) } else { Err(Malformed::Length) }
+        if rest.is_empty() { Ok(question) } else { Err(OptionError::Length) }
     }
 }
 
@@ -79,23 +79,23 @@ impl<'a> ContextQuestion<'a> {
 ///
 /// # Errors
 /// The name is too long or not UTF-8.
-pub fn name(data: &[u8]) -> Result<&str, Malformed> {
+pub fn name(data: &[u8]) -> Result<&str, OptionError> {
     if data.len() > STRING_BYTES_MAX {
-        return Err(Malformed::TooBig);
+        return Err(OptionError::TooBig);
     }
-    str::from_utf8(data).map_err(|_| Malformed::Text)
+    str::from_utf8(data).map_err(|_| OptionError::Text)
 }
 
-fn string<'a>(rest: &mut &'a [u8]) -> Result<&'a str, Malformed> {
+fn string<'a>(rest: &mut &'a [u8]) -> Result<&'a str, OptionError> {
     let length = u32::from_be_bytes(array(rest)?);
-    let length = usize::try_from(length).map_err(|_| Malformed::Length)?;
-    let (bytes, behind) = rest.split_at_checked(length).ok_or(Malformed::Length)?;
+    let length = usize::try_from(length).map_err(|_| OptionError::Length)?;
+    let (bytes, behind) = rest.split_at_checked(length).ok_or(OptionError::Length)?;
     *rest = behind;
     name(bytes)
 }
 
-fn array<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Malformed> {
-    let (bytes, behind) = rest.split_first_chunk::<N>().ok_or(Malformed::Length)?;
+fn array<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], OptionError> {
+    let (bytes, behind) = rest.split_first_chunk::<N>().ok_or(OptionError::Length)?;
     *rest = behind;
     Ok(*bytes)
 }
@@ -112,17 +112,17 @@ mod tests {
     #[test]
     fn an_export_question_must_add_up() {
         let data = with_name(b"tank", &[0, 2, 0, 3, 0, 1]);
-        let question = ExportQuestion::parse(&data).unwrap();
+        let question = ExportQuery::parse(&data).unwrap();
         assert_eq!(question.name, "tank");
         assert!(question.wants(3) && question.wants(1) && !question.wants(2));
         for cut in 0..data.len() {
-            assert_eq!(ExportQuestion::parse(&data[..cut]), Err(Malformed::Length), "{cut}");
+            assert_eq!(ExportQuery::parse(&data[..cut]), Err(OptionError::Length), "{cut}");
         }
         let longer = [&data[..], &[0]].concat();
-        assert_eq!(ExportQuestion::parse(&longer), Err(Malformed::Length));
+        assert_eq!(ExportQuery::parse(&longer), Err(OptionError::Length));
         let huge = with_name(&[b'x'; STRING_BYTES_MAX + 1], &[0, 0]);
-        assert_eq!(ExportQuestion::parse(&huge), Err(Malformed::TooBig));
-        assert_eq!(ExportQuestion::parse(&with_name(&[0xff], &[0, 0])), Err(Malformed::Text));
+        assert_eq!(ExportQuery::parse(&huge), Err(OptionError::TooBig));
+        assert_eq!(ExportQuery::parse(&with_name(&[0xff], &[0, 0])), Err(OptionError::Text));
     }
 
     #[test]
@@ -130,12 +130,12 @@ mod tests {
         let queries =
             [&2u32.to_be_bytes()[..], &with_name(b"base:allocation", &[]), &with_name(b"base:", &[])];
         let data = with_name(b"tank", &queries.concat());
-        let question = ContextQuestion::parse(&data).unwrap();
-        assert_eq!(question, ContextQuestion { name: "tank", queries: 2, exact: true, namespace: true });
+        let question = ContextQuery::parse(&data).unwrap();
+        assert_eq!(question, ContextQuery { name: "tank", queries: 2, exact: true, namespace: true });
         for cut in 0..data.len() {
-            assert_eq!(ContextQuestion::parse(&data[..cut]), Err(Malformed::Length), "{cut}");
+            assert_eq!(ContextQuery::parse(&data[..cut]), Err(OptionError::Length), "{cut}");
         }
         let claims = with_name(b"tank", &u32::MAX.to_be_bytes());
-        assert_eq!(ContextQuestion::parse(&claims), Err(Malformed::Length));
+        assert_eq!(ContextQuery::parse(&claims), Err(OptionError::Length));
     }
 }

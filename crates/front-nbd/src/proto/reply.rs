@@ -1,11 +1,11 @@
-//! Encodes replies to requests. Content is not copied here: [`Awaited::encode`] produces what
+//! Encodes replies to requests. Content is not copied here: [`ReplyContext::encode`] produces what
 //! precedes it.
 //!
 //! Without structured replies everything is a simple reply. With them, a read or a block status is
 //! answered by one chunk (so DF holds without being checked), an error by a chunk with a sentence,
 //! and any other success by a simple reply, as the protocol allows.
 
-use super::request::{Command, Header};
+use super::request::{Command, RequestHeader};
 use super::wire::{
     BASE_ALLOCATION_ID, NbdError, SIMPLE_REPLY_MAGIC, STATE_HOLE, STATE_ZERO, STRUCTURED_REPLY_MAGIC, chunk,
 };
@@ -13,16 +13,16 @@ use bcached_port::{ErrorKind, Reply, SECTOR_BYTES, StatusExtent};
 
 /// A pending request: everything that its answer needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Awaited {
+pub struct ReplyContext {
     /// The client's cookie.
     pub cookie: u64,
     /// The kind of answer that is due.
-    pub due: Due,
+    pub due: ReplyKind,
 }
 
 /// The answer that a client waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Due {
+pub enum ReplyKind {
     /// Content.
     Content {
         /// Its length in bytes.
@@ -41,22 +41,22 @@ pub enum Due {
     Refusal(NbdError),
 }
 
-impl Awaited {
+impl ReplyContext {
     /// The answer that is due to a command.
     #[must_use]
-    pub const fn of(header: &Header, command: Command) -> Self {
+    pub const fn of(header: &RequestHeader, command: Command) -> Self {
         let due = match command {
-            Command::Read { bytes, .. } => Due::Content { bytes, offset: header.offset },
-            Command::BlockStatus { .. } => Due::Status { bytes: header.length },
-            _ => Due::Result,
+            Command::Read { bytes, .. } => ReplyKind::Content { bytes, offset: header.offset },
+            Command::BlockStatus { .. } => ReplyKind::Status { bytes: header.length },
+            _ => ReplyKind::Result,
         };
         Self { cookie: header.cookie, due }
     }
 
     /// The answer to a request that is not carried out.
     #[must_use]
-    pub const fn refusal(header: &Header, error: NbdError) -> Self {
-        Self { cookie: header.cookie, due: Due::Refusal(error) }
+    pub const fn refusal(header: &RequestHeader, error: NbdError) -> Self {
+        Self { cookie: header.cookie, due: ReplyKind::Refusal(error) }
     }
 
     /// Appends to `head` the bytes that precede the content. Returns whether the content follows,
@@ -65,9 +65,9 @@ impl Awaited {
     pub fn encode(&self, structured: bool, reply: &Reply, head: &mut Vec<u8>) -> bool {
         let length = reply.buffer.as_ref().map(|buffer| buffer.len() as u64);
         match (self.due, reply.result) {
-            (Due::Refusal(error), _) => self.error(structured, error, refusal_text(error), head),
+            (ReplyKind::Refusal(error), _) => self.error(structured, error, refusal_text(error), head),
             (_, Err(kind)) => self.error(structured, NbdError(kind.codes().nbd), &kind.to_string(), head),
-            (Due::Content { bytes, offset }, Ok(())) if length == Some(u64::from(bytes)) => {
+            (ReplyKind::Content { bytes, offset }, Ok(())) if length == Some(u64::from(bytes)) => {
                 if structured {
                     self.chunk(chunk::OFFSET_DATA, 8 + bytes, head);
                     head.extend_from_slice(&offset.to_be_bytes());
@@ -76,14 +76,14 @@ impl Awaited {
                 }
                 return true;
             }
-            (Due::Status { bytes }, Ok(())) if !reply.extents.is_empty() => {
+            (ReplyKind::Status { bytes }, Ok(())) if !reply.extents.is_empty() => {
                 self.status(bytes, &reply.extents, head);
             }
             // The engine owes content or extents and returned none that fit: never make any up.
-            (Due::Content { .. } | Due::Status { .. }, Ok(())) => {
+            (ReplyKind::Content { .. } | ReplyKind::Status { .. }, Ok(())) => {
                 self.error(structured, NbdError::EIO, &ErrorKind::Io.to_string(), head);
             }
-            (Due::Result, Ok(())) => self.simple(0, head),
+            (ReplyKind::Result, Ok(())) => self.simple(0, head),
         }
         false
     }
@@ -156,25 +156,26 @@ mod tests {
     use super::*;
     use bcached_port::Buffer;
 
-    fn encoded(due: Due, structured: bool, reply: &Reply) -> (Vec<u8>, bool) {
+    fn encoded(due: ReplyKind, structured: bool, reply: &Reply) -> (Vec<u8>, bool) {
         let mut head = Vec::new();
-        let content = Awaited { cookie: 0x0102_0304_0506_0708, due }.encode(structured, reply, &mut head);
+        let content =
+            ReplyContext { cookie: 0x0102_0304_0506_0708, due }.encode(structured, reply, &mut head);
         (head, content)
     }
 
     #[test]
     fn simple_replies_have_sixteen_bytes() {
-        let (head, content) = encoded(Due::Result, false, &Reply::done());
+        let (head, content) = encoded(ReplyKind::Result, false, &Reply::done());
         assert_eq!(head, [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
         assert!(!content);
-        let (head, content) = encoded(Due::Result, false, &Reply::failed(ErrorKind::NoSpace, None));
+        let (head, content) = encoded(ReplyKind::Result, false, &Reply::failed(ErrorKind::NoSpace, None));
         assert_eq!(head[4..8], [0, 0, 0, 28]);
         assert!(!content);
     }
 
     #[test]
     fn content_follows_its_head() {
-        let due = Due::Content { bytes: 512, offset: 0x1000 };
+        let due = ReplyKind::Content { bytes: 512, offset: 0x1000 };
         let (head, content) = encoded(due, true, &Reply::content(Buffer::zeroed(512)));
         assert!(content);
         let wanted = [
@@ -189,7 +190,8 @@ mod tests {
     fn content_of_another_length_is_an_error_not_content() {
         for structured in [false, true] {
             for reply in [Reply::content(Buffer::zeroed(1024)), Reply::done()] {
-                let (head, content) = encoded(Due::Content { bytes: 512, offset: 0 }, structured, &reply);
+                let (head, content) =
+                    encoded(ReplyKind::Content { bytes: 512, offset: 0 }, structured, &reply);
                 assert!(!content);
                 let error = if structured { &head[20..24] } else { &head[4..8] };
                 assert_eq!(error, [0, 0, 0, 5], "EIO");
@@ -204,20 +206,21 @@ mod tests {
             StatusExtent { sectors: u64::MAX, hole: true, zero: true },
             StatusExtent { sectors: 8, hole: false, zero: true },
         ];
-        let (head, content) = encoded(Due::Status { bytes: 5120 }, true, &Reply::extents(extents));
+        let (head, content) = encoded(ReplyKind::Status { bytes: 5120 }, true, &Reply::extents(extents));
         assert!(!content);
         let descriptors = [[0, 0, 0x10, 0], [0; 4], [0, 0, 4, 0], [0, 0, 0, 3]].concat();
         assert_eq!(head[6..8], [0, 5]);
         assert_eq!(head[16..24], [0, 0, 0, 20, 0, 0, 0, 1]);
         assert_eq!(head[24..], descriptors);
-        let (head, _) = encoded(Due::Status { bytes: 5120 }, true, &Reply::done());
+        let (head, _) = encoded(ReplyKind::Status { bytes: 5120 }, true, &Reply::done());
         assert_eq!(head[20..24], [0, 0, 0, 5], "no extents are an error");
     }
 
     #[test]
     fn errors_bring_a_sentence_of_the_length_they_claim() {
         for kind in ErrorKind::ALL {
-            let (head, _) = encoded(Due::Content { bytes: 512, offset: 0 }, true, &Reply::failed(kind, None));
+            let (head, _) =
+                encoded(ReplyKind::Content { bytes: 512, offset: 0 }, true, &Reply::failed(kind, None));
             assert_eq!(head[6..8], [0x80, 1]);
             let (payload, text) = (u32::from_be_bytes([head[16], head[17], head[18], head[19]]), &head[26..]);
             assert_eq!(payload as usize, 6 + text.len());

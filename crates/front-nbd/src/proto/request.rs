@@ -4,7 +4,7 @@
 //! continues. Only bytes that cannot be the start of a request, or a payload too large to skip, end
 //! it.
 
-use super::handshake::Agreed;
+use super::handshake::NegotiatedParams;
 use super::wire::{
     BLOCK_BYTES_MIN, NbdError, PAYLOAD_BYTES_MAX, PAYLOAD_SKIP_MAX, REQUEST_MAGIC, STATUS_EXTENTS_MAX,
     Violation, command, command_flag,
@@ -16,7 +16,7 @@ pub const HEADER_BYTES: usize = 28;
 
 /// A request as received, unchecked except for its magic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Header {
+pub struct RequestHeader {
     /// Flags of the command.
     pub flags: u16,
     /// The command.
@@ -102,12 +102,12 @@ pub enum Decision {
 /// The requests of one connection, judged by the parameters agreed on in its handshake.
 #[derive(Clone, Debug)]
 pub struct Session {
-    agreed: Agreed,
+    agreed: NegotiatedParams,
     /// Size of the export in bytes when the client connected.
     bytes: u64,
 }
 
-impl Header {
+impl RequestHeader {
     /// Parses a request header.
     ///
     /// # Errors
@@ -137,14 +137,14 @@ impl Header {
 impl Session {
     /// Starts a session after a handshake.
     #[must_use]
-    pub fn new(agreed: Agreed) -> Self {
+    pub fn new(agreed: NegotiatedParams) -> Self {
         let bytes = agreed.offer.export.bytes();
         Self { agreed, bytes }
     }
 
     /// Resumes a session of another server, which had told the client this size.
     #[must_use]
-    pub const fn resumed(agreed: Agreed, bytes: u64) -> Self {
+    pub const fn resumed(agreed: NegotiatedParams, bytes: u64) -> Self {
         Self { agreed, bytes }
     }
 
@@ -156,13 +156,13 @@ impl Session {
 
     /// The agreed parameters.
     #[must_use]
-    pub const fn agreed(&self) -> &Agreed {
+    pub const fn agreed(&self) -> &NegotiatedParams {
         &self.agreed
     }
 
     /// Decides what to do with a request.
     #[must_use]
-    pub fn decide(&self, header: &Header) -> Decision {
+    pub fn decide(&self, header: &RequestHeader) -> Decision {
         let payload = if header.command == command::WRITE { header.length } else { 0 };
         if payload > PAYLOAD_SKIP_MAX {
             return Decision::Violation(Violation::PayloadSize(payload));
@@ -176,7 +176,7 @@ impl Session {
         }
     }
 
-    fn check(&self, header: &Header) -> Result<Command, NbdError> {
+    fn check(&self, header: &RequestHeader) -> Result<Command, NbdError> {
         let changes = matches!(header.command, command::WRITE | command::TRIM | command::WRITE_ZEROES);
         if changes && self.agreed.offer.read_only {
             return Err(NbdError::EPERM);
@@ -227,7 +227,7 @@ impl Session {
 
     /// Returns the first sector and the length in sectors, if these are whole sectors within the
     /// export.
-    fn range(&self, header: &Header) -> Result<(u64, u64), NbdError> {
+    fn range(&self, header: &RequestHeader) -> Result<(u64, u64), NbdError> {
         let (offset, length) = (header.offset, u64::from(header.length));
         let smallest = u64::from(BLOCK_BYTES_MIN);
         if length == 0 || !offset.is_multiple_of(smallest) || !length.is_multiple_of(smallest) {

@@ -1,7 +1,7 @@
 //! Recreates a unix socket whose file was removed. Existing connections continue.
 
-use super::{NbdServer, Shared};
-use crate::endpoint::{Bound, ListenError, Listening};
+use super::{NbdServer, ServerShared};
+use crate::endpoint::{BoundAddress, EndpointListener, ListenError};
 use std::path::Path;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
@@ -16,24 +16,24 @@ impl NbdServer {
             .bound
             .iter()
             .zip(endpoints)
-            .find(|(bound, _)| matches!(bound, Bound::Unix(at) if at == path));
+            .find(|(bound, _)| matches!(bound, BoundAddress::Unix(at) if at == path));
         let endpoint = ours.map(|(_, endpoint)| endpoint).filter(|endpoint| endpoint.is_ours());
-        let listening = endpoint.ok_or(ListenError::SomebodyElses)?.listen(*encrypted)?;
+        let listening = endpoint.ok_or(ListenError::Foreign)?.listen(*encrypted)?;
         self.shared.again().push(listening);
         self.shared.wake();
         Ok(())
     }
 }
 
-impl Shared {
-    fn again(&self) -> MutexGuard<'_, Vec<Listening>> {
+impl ServerShared {
+    fn again(&self) -> MutexGuard<'_, Vec<EndpointListener>> {
         self.again.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Replaces the sockets whose files were removed with the recreated ones. Connections waiting
     /// at an old socket are accepted first, because closing it would drop them. An error means that
     /// none can be accepted for a while.
-    pub(super) fn replace_gone(self: &Arc<Self>, listening: &mut [Listening]) -> Result<(), ()> {
+    pub(super) fn replace_gone(self: &Arc<Self>, listening: &mut [EndpointListener]) -> Result<(), ()> {
         loop {
             // Not locked while connections are accepted.
             let next = self.again().pop();

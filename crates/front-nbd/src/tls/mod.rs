@@ -8,7 +8,7 @@
 mod errors;
 mod stream;
 
-pub(crate) use stream::{Receiving, Sending};
+pub(crate) use stream::{TlsReceiver, TlsSender};
 
 use crate::socket::Socket;
 use rustls::crypto::aws_lc_rs::default_provider;
@@ -25,7 +25,7 @@ use thiserror::Error;
 /// The server's certificate and key, and the authorities of client certificates. Clones share the
 /// same configuration.
 #[derive(Clone)]
-pub struct Tls(Arc<ServerConfig>);
+pub struct TlsConfig(Arc<ServerConfig>);
 
 /// Why these files cannot be used for TLS.
 #[derive(Debug, Error)]
@@ -33,16 +33,16 @@ pub struct Tls(Arc<ServerConfig>);
 pub enum TlsError {
     /// No certificate can be read.
     #[error("it contains no certificate in PEM")]
-    NoCertificate(Part),
+    NoCertificate(TlsFile),
     /// No key can be read.
     #[error("it contains no private key in PEM")]
-    NoKey(Part),
+    NoKey(TlsFile),
     /// A certificate is invalid or could not be verified by any client, or a key is of an
     /// unsupported kind.
     #[error("it cannot be used: {why}")]
     Unusable {
         /// The file concerned.
-        part: Part,
+        part: TlsFile,
         /// The reason.
         why: String,
     },
@@ -56,7 +56,7 @@ pub enum TlsError {
 
 /// The file that an error concerns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Part {
+pub enum TlsFile {
     /// The server's certificate.
     Certificate,
     /// Its key.
@@ -68,16 +68,16 @@ pub enum Part {
 impl TlsError {
     /// The file that the error concerns.
     #[must_use]
-    pub const fn part(&self) -> Part {
+    pub const fn part(&self) -> TlsFile {
         match self {
             Self::NoCertificate(part) | Self::NoKey(part) | Self::Unusable { part, .. } => *part,
-            Self::OtherKey => Part::Key,
-            Self::Authorities(_) => Part::Authorities,
+            Self::OtherKey => TlsFile::Key,
+            Self::Authorities(_) => TlsFile::Authorities,
         }
     }
 }
 
-impl Tls {
+impl TlsConfig {
     /// Creates a configuration from PEM: the certificate with those between it and its root, its
     /// key, and the authorities that must have signed client certificates. Without authorities, any
     /// client is accepted.
@@ -86,8 +86,8 @@ impl Tls {
     /// [`TlsError`].
     pub fn new(certificate: &[u8], key: &[u8], authorities: Option<&[u8]>) -> Result<Self, TlsError> {
         let provider = Arc::new(default_provider());
-        let chain = certificates(certificate, Part::Certificate)?;
-        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| TlsError::NoKey(Part::Key))?;
+        let chain = certificates(certificate, TlsFile::Certificate)?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| TlsError::NoKey(TlsFile::Key))?;
         let versions =
             ServerConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions();
         let builder = versions.expect("the provider supports the default TLS versions");
@@ -103,10 +103,10 @@ impl Tls {
         let mut config = builder.with_single_cert(chain, key).map_err(|source| match source {
             rustls::Error::InconsistentKeys(_) => TlsError::OtherKey,
             rustls::Error::InvalidCertificate(source) => TlsError::Unusable {
-                part: Part::Certificate,
+                part: TlsFile::Certificate,
                 why: errors::of_certificate(&source).into_owned(),
             },
-            source => TlsError::Unusable { part: Part::Key, why: errors::of_key(kind, &source) },
+            source => TlsError::Unusable { part: TlsFile::Key, why: errors::of_key(kind, &source) },
         })?;
         // Connections are long-lived and not worth resuming, so no session state is kept.
         config.session_storage = Arc::new(NoServerSessionStorage {});
@@ -119,33 +119,37 @@ impl Tls {
     /// # Errors
     /// The handshake fails, or is not complete by the deadline. The peer is told why, if it can
     /// take that immediately.
-    pub(crate) fn begin(&self, socket: &Arc<Socket>, deadline: Instant) -> io::Result<(Receiving, Sending)> {
+    pub(crate) fn begin(
+        &self,
+        socket: &Arc<Socket>,
+        deadline: Instant,
+    ) -> io::Result<(TlsReceiver, TlsSender)> {
         let connection = ServerConnection::new(Arc::clone(&self.0)).map_err(io::Error::other)?;
         stream::begin(connection, socket, deadline)
     }
 }
 
-fn certificates(bytes: &[u8], part: Part) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+fn certificates(bytes: &[u8], part: TlsFile) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let all: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(bytes).collect();
     all.ok().filter(|all| !all.is_empty()).ok_or(TlsError::NoCertificate(part))
 }
 
 fn roots(authorities: &[u8]) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
-    for authority in certificates(authorities, Part::Authorities)? {
+    for authority in certificates(authorities, TlsFile::Authorities)? {
         roots.add(authority).map_err(|source| {
             let why = match &source {
                 rustls::Error::InvalidCertificate(source) => errors::of_certificate(source).into_owned(),
                 other => other.to_string(),
             };
-            TlsError::Unusable { part: Part::Authorities, why }
+            TlsError::Unusable { part: TlsFile::Authorities, why }
         })?;
     }
     Ok(roots)
 }
 
-impl fmt::Debug for Tls {
+impl fmt::Debug for TlsConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Tls")
+        f.write_str("TlsConfig")
     }
 }

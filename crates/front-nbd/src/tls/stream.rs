@@ -9,8 +9,8 @@
 //! most [`PIECE_BYTES`]. A handshake has 64 KiB for its longest message, which is rustls's own
 //! limit.
 
-use crate::peer_timeouts::Pace;
-use crate::socket::{Patience, Socket};
+use crate::peer_timeouts::PeerPace;
+use crate::socket::{ReceiveTimeout, Socket};
 use rustls::ServerConnection;
 use std::io::{self, ErrorKind, IoSlice, Read as _, Write as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,14 +21,14 @@ const PIECE_BYTES: usize = 64 << 10;
 /// How many bytes are received at a time: about a record.
 const RECEIVED_BYTES: usize = 16 << 10;
 
-struct Session {
+struct TlsSession {
     socket: Arc<Socket>,
     connection: Mutex<ServerConnection>,
 }
 
 /// The receiving direction.
-pub(crate) struct Receiving {
-    session: Arc<Session>,
+pub(crate) struct TlsReceiver {
+    session: Arc<TlsSession>,
     /// Received and not yet decrypted bytes are `buffer[start..end]`.
     buffer: Box<[u8]>,
     start: usize,
@@ -36,8 +36,8 @@ pub(crate) struct Receiving {
 }
 
 /// The sending direction.
-pub(crate) struct Sending {
-    session: Arc<Session>,
+pub(crate) struct TlsSender {
+    session: Arc<TlsSession>,
 }
 
 /// Performs the TLS handshake.
@@ -45,8 +45,8 @@ pub(super) fn begin(
     mut connection: ServerConnection,
     socket: &Arc<Socket>,
     deadline: Instant,
-) -> io::Result<(Receiving, Sending)> {
-    let patience = Patience::Deadline(deadline);
+) -> io::Result<(TlsReceiver, TlsSender)> {
+    let timeout = ReceiveTimeout::Deadline(deadline);
     connection.set_buffer_limit(Some(PIECE_BYTES));
     let mut buffer = vec![0; RECEIVED_BYTES].into_boxed_slice();
     let (mut start, mut end) = (0, 0);
@@ -57,9 +57,9 @@ pub(super) fn begin(
             break;
         }
         // The deadline also applies to a peer that keeps sending pieces.
-        patience.check()?;
+        timeout.check()?;
         if start == end {
-            (start, end) = (0, socket.receive(&mut buffer, patience, None)?);
+            (start, end) = (0, socket.receive(&mut buffer, timeout, None)?);
             if end == 0 {
                 return Err(ErrorKind::UnexpectedEof.into());
             }
@@ -72,9 +72,9 @@ pub(super) fn begin(
             }
         }
     }
-    let session = Arc::new(Session { socket: Arc::clone(socket), connection: Mutex::new(connection) });
-    let sending = Sending { session: Arc::clone(&session) };
-    Ok((Receiving { session, buffer, start, end }, sending))
+    let session = Arc::new(TlsSession { socket: Arc::clone(socket), connection: Mutex::new(connection) });
+    let sending = TlsSender { session: Arc::clone(&session) };
+    Ok((TlsReceiver { session, buffer, start, end }, sending))
 }
 
 /// Sends the records of the TLS layer itself, unless the peer takes nothing for `stall`.
@@ -103,28 +103,28 @@ fn encrypted(connection: &mut ServerConnection, records: &mut Vec<u8>) -> io::Re
     Ok(())
 }
 
-impl Session {
+impl TlsSession {
     fn lock(&self) -> MutexGuard<'_, ServerConnection> {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Receiving {
+impl TlsReceiver {
     /// Like [`Socket::receive`].
     pub(crate) fn receive(
         &mut self,
         into: &mut [u8],
-        patience: Patience,
-        mut pace: Option<&mut Pace>,
+        timeout: ReceiveTimeout,
+        mut pace: Option<&mut PeerPace>,
     ) -> io::Result<usize> {
         // Partial records do not count as data, so the limit runs until a whole one has arrived.
-        let patience = patience.begun();
+        let timeout = timeout.begun();
         loop {
             if let Some(read) = self.decrypted(into)? {
                 return Ok(read);
             }
-            patience.check()?;
-            let received = self.session.socket.receive(&mut self.buffer, patience, pace.as_deref_mut())?;
+            timeout.check()?;
+            let received = self.session.socket.receive(&mut self.buffer, timeout, pace.as_deref_mut())?;
             if received == 0 {
                 // A truncated message is detected by the reader that misses the rest.
                 return Ok(0);
@@ -150,13 +150,13 @@ impl Receiving {
     }
 }
 
-impl Sending {
+impl TlsSender {
     /// Like [`Socket::send`].
     pub(crate) fn send(
         &mut self,
         mut slices: &mut [IoSlice<'_>],
         stall: Duration,
-        mut pace: Option<&mut Pace>,
+        mut pace: Option<&mut PeerPace>,
     ) -> io::Result<()> {
         // Freed at the end, because most connections are idle.
         let mut records = Vec::new();

@@ -8,9 +8,9 @@ use rcgen::{
 use std::path::Path;
 
 /// An authority that signs certificates.
-pub struct Authority(CertifiedIssuer<'static, KeyPair>);
+pub struct CertificateAuthority(CertifiedIssuer<'static, KeyPair>);
 
-impl Authority {
+impl CertificateAuthority {
     pub fn new() -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -6,15 +6,17 @@ pub mod certificates;
 mod ring;
 pub mod tools;
 
-pub use ring::Ring;
+pub use ring::TestRing;
 
 use bcached_front_nbd::proto::wire::{IHAVEOPT, NBDMAGIC, OPTION_REPLY_MAGIC, REQUEST_MAGIC};
-use bcached_front_nbd::{Bound, LeftSocket, Limits, NbdServer, Options, Place, Rings, Tls};
-use bcached_port::ram::{Hook, Ram, Verdict};
+use bcached_front_nbd::{
+    BoundAddress, EndpointAddress, HandoffSocket, Limits, NbdServer, Options, TlsConfig, VolumeRings,
+};
+use bcached_port::ram::{Hook, RamServer, Verdict};
 use bcached_port::socket::inherited::{self, Purpose};
-use bcached_port::socket::{Passed, Whose};
+use bcached_port::socket::{PassedSocket, SocketOwner};
 use bcached_port::{Export, ExportTable, VolumeId};
-use certificates::Authority;
+use certificates::CertificateAuthority;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
@@ -33,23 +35,23 @@ pub const LIMIT: Duration = Duration::from_secs(120);
 
 /// Two volumes, "tank" (64 MiB, writable, label "fast") and "archive" (1 MiB, read-only), on a unix
 /// and a TCP socket.
-pub struct Served {
-    pub ram: Ram,
+pub struct TestServer {
+    pub ram: RamServer,
     pub exports: ExportTable,
     pub server: Option<NbdServer>,
     pub path: PathBuf,
     pub tcp: SocketAddr,
     /// The ring of the connections, where there is one.
-    pub ring: Option<Ring>,
+    pub ring: Option<TestRing>,
     _directory: tempfile::TempDir,
 }
 
-pub fn serve() -> Served {
+pub fn serve() -> TestServer {
     serve_with(Limits::default(), Box::new(|_, _| Verdict::Serve))
 }
 
 /// Serves with the connections on a ring. Returns `None`, with the reason, where there is none.
-pub fn serve_on_a_ring() -> Option<Served> {
+pub fn serve_on_a_ring() -> Option<TestServer> {
     let served = serve();
     if served.ring.is_none() {
         eprintln!("SKIPPED: no io_uring here");
@@ -58,37 +60,40 @@ pub fn serve_on_a_ring() -> Option<Served> {
     Some(served)
 }
 
-pub fn serve_with(limits: Limits, hook: Hook) -> Served {
+pub fn serve_with(limits: Limits, hook: Hook) -> TestServer {
     serve_in(None, limits, hook)
 }
 
 /// Serves with TLS on TCP.
-pub fn serve_in(tls: Option<Tls>, limits: Limits, hook: Hook) -> Served {
+pub fn serve_in(tls: Option<TlsConfig>, limits: Limits, hook: Hook) -> TestServer {
     serve_as(tls, false, (limits, hook))
 }
 
 /// Serves such that clients wait until the server is opened.
-pub fn serve_closed() -> Served {
+pub fn serve_closed() -> TestServer {
     serve_as(None, true, (Limits::default(), Box::new(|_, _| Verdict::Serve)))
 }
 
-fn serve_as(tls: Option<Tls>, closed: bool, (limits, hook): (Limits, Hook)) -> Served {
-    let ram = Ram::start_with(&[(TANK, TANK_SECTORS), (ARCHIVE, 2048)], 64, hook);
+fn serve_as(tls: Option<TlsConfig>, closed: bool, (limits, hook): (Limits, Hook)) -> TestServer {
+    let ram = RamServer::start_with(&[(TANK, TANK_SECTORS), (ARCHIVE, 2048)], 64, hook);
     let exports = ExportTable::new();
     exports.insert(tank(&ram));
     exports.insert(Export { read_only: true, ..ram.export("archive", ARCHIVE, 2048) });
     let directory = tempfile::tempdir().expect("a temporary directory");
     let path = directory.path().join("nbd.sock");
     let address = "127.0.0.1:0".parse().expect("an address");
-    let places = [Place::Unix { path: path.clone(), group: None }, Place::Tcp { address, anywhere: false }];
+    let places = [
+        EndpointAddress::Unix { path: path.clone(), group: None },
+        EndpointAddress::Tcp { address, anywhere: false },
+    ];
     let endpoints = places.map(Into::into).to_vec();
-    let (ring, rings) = (if by_threads() { None } else { Ring::start() }, Rings::default());
+    let (ring, rings) = (if is_threaded() { None } else { TestRing::start() }, VolumeRings::default());
     for export in exports.served() {
-        ring.iter().for_each(|ring: &Ring| rings.insert(export.uuid.0, ring.guests.clone()));
+        ring.iter().for_each(|ring: &TestRing| rings.insert(export.uuid.0, ring.ring_handle.clone()));
     }
     let server = start(Options { endpoints, closed, limits, tls, rings }, &exports, Vec::new());
-    let Bound::Tcp(tcp) = server.bound()[1] else { unreachable!("the second is TCP") };
-    Served { ram, exports, server: Some(server), path, tcp, ring, _directory: directory }
+    let BoundAddress::Tcp(tcp) = server.bound()[1] else { unreachable!("the second is TCP") };
+    TestServer { ram, exports, server: Some(server), path, tcp, ring, _directory: directory }
 }
 
 /// Inherited sockets belong to the whole process, so another test that asks for any port could take
@@ -96,14 +101,14 @@ fn serve_as(tls: Option<Tls>, closed: bool, (limits, hook): (Limits, Hook)) -> S
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Starts a server that continues with these sockets.
-fn start(options: Options, exports: &ExportTable, left: Vec<LeftSocket>) -> NbdServer {
+fn start(options: Options, exports: &ExportTable, left: Vec<HandoffSocket>) -> NbdServer {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    for LeftSocket { socket, bound, whose } in left {
-        let socket = Passed::new(socket).expect("it is listened on");
+    for HandoffSocket { socket, bound, whose } in left {
+        let socket = PassedSocket::new(socket).expect("it is listened on");
         match (bound, whose) {
-            (Bound::Tcp(_), _) => inherited::keep_tcp(Purpose::Nbd, socket),
-            (Bound::Unix(_), Whose::Ours(file)) => inherited::keep_unix(socket, file),
-            (Bound::Unix(_), Whose::SomebodyElses) => unreachable!("it was bound here"),
+            (BoundAddress::Tcp(_), _) => inherited::keep_tcp(Purpose::Nbd, socket),
+            (BoundAddress::Unix(_), SocketOwner::Ours(file)) => inherited::keep_unix(socket, file),
+            (BoundAddress::Unix(_), SocketOwner::Foreign) => unreachable!("it was bound here"),
         }
     }
     let server = NbdServer::start(options, exports.clone()).expect("starts");
@@ -112,28 +117,28 @@ fn start(options: Options, exports: &ExportTable, left: Vec<LeftSocket>) -> NbdS
 }
 
 /// Whether this is the test program without rings.
-fn by_threads() -> bool {
+fn is_threaded() -> bool {
     let program = std::env::current_exe().expect("a program");
-    program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("by_threads"))
+    program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("threaded"))
 }
 
-pub fn tank(ram: &Ram) -> Export {
+pub fn tank(ram: &RamServer) -> Export {
     Export { label: "fast".to_owned(), block_sectors: 16, ..ram.export("tank", TANK, TANK_SECTORS) }
 }
 
-impl Served {
-    pub fn unix(&self) -> Client {
+impl TestServer {
+    pub fn unix(&self) -> TestClient {
         let stream = UnixStream::connect(&self.path).expect("connects");
         stream.set_read_timeout(Some(LIMIT)).expect("a timeout");
         stream.set_write_timeout(Some(LIMIT)).expect("a timeout");
-        Client { stream: Stream::Unix(stream), structured: false }
+        TestClient { stream: ClientStream::Unix(stream), structured: false }
     }
 
-    pub fn tcp(&self) -> Client {
+    pub fn tcp(&self) -> TestClient {
         let stream = TcpStream::connect(self.tcp).expect("connects");
         stream.set_read_timeout(Some(LIMIT)).expect("a timeout");
         stream.set_write_timeout(Some(LIMIT)).expect("a timeout");
-        Client { stream: Stream::Tcp(stream), structured: false }
+        TestClient { stream: ClientStream::Tcp(stream), structured: false }
     }
 
     pub fn uri(&self, export: &str) -> String {
@@ -154,18 +159,18 @@ impl Served {
         self.go_over_but_for(None, limit).0
     }
 
-    /// Like [`Served::go_over`], but the other server does not serve this volume, which is
+    /// Like [`TestServer::go_over`], but the other server does not serve this volume, which is
     /// returned.
     pub fn go_over_but_for(&mut self, volume: Option<&str>, limit: Duration) -> (usize, Option<Export>) {
         let mut missing = None;
         let left = self.server.take().expect("it runs").leave(limit);
         let places = [
-            Place::Unix { path: self.path.clone(), group: None },
-            Place::Tcp { address: self.tcp, anywhere: false },
+            EndpointAddress::Unix { path: self.path.clone(), group: None },
+            EndpointAddress::Tcp { address: self.tcp, anywhere: false },
         ];
-        let (rings, former) = (Rings::default(), std::mem::take(&mut self.exports));
+        let (rings, former) = (VolumeRings::default(), std::mem::take(&mut self.exports));
         for export in former.served() {
-            self.ring.iter().for_each(|ring| rings.insert(export.uuid.0, ring.guests.clone()));
+            self.ring.iter().for_each(|ring| rings.insert(export.uuid.0, ring.ring_handle.clone()));
             // A copy, because another process does not know which clients have written.
             if volume == Some(&export.name) {
                 missing = Some((*export).clone());
@@ -184,7 +189,7 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for TestServer {
     fn drop(&mut self) {
         if let Some(server) = self.server.take()
             && !std::thread::panicking()
@@ -204,15 +209,15 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-pub enum Stream {
+pub enum ClientStream {
     Unix(UnixStream),
     Tcp(TcpStream),
     Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
 }
 
 /// One connection. Reads and writes fail after [`LIMIT`].
-pub struct Client {
-    pub stream: Stream,
+pub struct TestClient {
+    pub stream: ClientStream,
     pub structured: bool,
 }
 
@@ -225,24 +230,24 @@ pub struct Chunk {
     pub payload: Vec<u8>,
 }
 
-impl Client {
+impl TestClient {
     pub fn send(&mut self, bytes: &[u8]) {
         self.try_send(bytes).expect("the server reads");
     }
 
     pub fn try_send(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         match &mut self.stream {
-            Stream::Unix(stream) => stream.write_all(bytes),
-            Stream::Tcp(stream) => stream.write_all(bytes),
-            Stream::Tls(stream) => stream.write_all(bytes),
+            ClientStream::Unix(stream) => stream.write_all(bytes),
+            ClientStream::Tcp(stream) => stream.write_all(bytes),
+            ClientStream::Tls(stream) => stream.write_all(bytes),
         }
     }
 
     pub fn try_receive(&mut self, into: &mut [u8]) -> std::io::Result<()> {
         match &mut self.stream {
-            Stream::Unix(stream) => stream.read_exact(into),
-            Stream::Tcp(stream) => stream.read_exact(into),
-            Stream::Tls(stream) => stream.read_exact(into),
+            ClientStream::Unix(stream) => stream.read_exact(into),
+            ClientStream::Tcp(stream) => stream.read_exact(into),
+            ClientStream::Tls(stream) => stream.read_exact(into),
         }
     }
 
@@ -272,9 +277,9 @@ impl Client {
     pub fn assert_closed(&mut self) {
         let mut rest = Vec::new();
         let result = match &mut self.stream {
-            Stream::Unix(stream) => stream.read_to_end(&mut rest),
-            Stream::Tcp(stream) => stream.read_to_end(&mut rest),
-            Stream::Tls(stream) => stream.read_to_end(&mut rest),
+            ClientStream::Unix(stream) => stream.read_to_end(&mut rest),
+            ClientStream::Tcp(stream) => stream.read_to_end(&mut rest),
+            ClientStream::Tls(stream) => stream.read_to_end(&mut rest),
         };
         let reset = |error: &std::io::Error| error.kind() == std::io::ErrorKind::ConnectionReset;
         assert!(result.as_ref().is_ok() || result.as_ref().is_err_and(reset), "{result:?}");
@@ -289,9 +294,9 @@ impl Client {
     }
 
     /// Switches to TLS with a server that has a certificate of this authority.
-    pub fn start_tls(mut self, authority: &Authority) -> Self {
+    pub fn start_tls(mut self, authority: &CertificateAuthority) -> Self {
         assert_eq!(self.option(5, &[]), [(1, vec![])]);
-        let Stream::Tcp(stream) = self.stream else { unreachable!("TLS is for TCP") };
+        let ClientStream::Tcp(stream) = self.stream else { unreachable!("TLS is for TCP") };
         let mut roots = RootCertStore::empty();
         let trusted = CertificateDer::from_pem_slice(authority.pem().as_bytes()).expect("a certificate");
         roots.add(trusted).expect("an authority");
@@ -301,7 +306,7 @@ impl Client {
         let name = ServerName::try_from("localhost").expect("a name");
         let connection = ClientConnection::new(Arc::new(config), name).expect("a connection");
         Self {
-            stream: Stream::Tls(Box::new(StreamOwned::new(connection, stream))),
+            stream: ClientStream::Tls(Box::new(StreamOwned::new(connection, stream))),
             structured: self.structured,
         }
     }
@@ -438,9 +443,9 @@ impl Client {
     pub fn drain(&mut self) {
         let mut rest = Vec::new();
         let end = match &mut self.stream {
-            Stream::Unix(stream) => stream.read_to_end(&mut rest),
-            Stream::Tcp(stream) => stream.read_to_end(&mut rest),
-            Stream::Tls(stream) => stream.read_to_end(&mut rest),
+            ClientStream::Unix(stream) => stream.read_to_end(&mut rest),
+            ClientStream::Tcp(stream) => stream.read_to_end(&mut rest),
+            ClientStream::Tls(stream) => stream.read_to_end(&mut rest),
         };
         let waited = |error: &std::io::Error| error.kind() == std::io::ErrorKind::WouldBlock;
         assert!(!end.is_err_and(|error| waited(&error)), "the server ends it");
@@ -448,7 +453,7 @@ impl Client {
 
     /// Reads and discards everything on a separate thread, to the end.
     pub fn read_elsewhere(&self) -> std::thread::JoinHandle<()> {
-        let Stream::Unix(stream) = &self.stream else { unreachable!("only needed on unix sockets") };
+        let ClientStream::Unix(stream) = &self.stream else { unreachable!("only needed on unix sockets") };
         let mut stream = stream.try_clone().expect("a second descriptor");
         std::thread::spawn(move || {
             let mut bytes = vec![0; 64 << 10];
@@ -459,9 +464,11 @@ impl Client {
     /// The same connection, for another thread.
     pub fn also(&self) -> Self {
         let stream = match &self.stream {
-            Stream::Unix(stream) => Stream::Unix(stream.try_clone().expect("a second descriptor")),
-            Stream::Tcp(stream) => Stream::Tcp(stream.try_clone().expect("a second descriptor")),
-            Stream::Tls(_) => unreachable!("one thread has what it knows of TLS"),
+            ClientStream::Unix(stream) => {
+                ClientStream::Unix(stream.try_clone().expect("a second descriptor"))
+            }
+            ClientStream::Tcp(stream) => ClientStream::Tcp(stream.try_clone().expect("a second descriptor")),
+            ClientStream::Tls(_) => unreachable!("one thread has what it knows of TLS"),
         };
         Self { stream, structured: self.structured }
     }
@@ -469,9 +476,9 @@ impl Client {
     pub fn hang_up_halfway(&self) {
         let how = std::net::Shutdown::Write;
         match &self.stream {
-            Stream::Unix(stream) => stream.shutdown(how).expect("half a close"),
-            Stream::Tcp(stream) => stream.shutdown(how).expect("half a close"),
-            Stream::Tls(stream) => stream.sock.shutdown(how).expect("half a close"),
+            ClientStream::Unix(stream) => stream.shutdown(how).expect("half a close"),
+            ClientStream::Tcp(stream) => stream.shutdown(how).expect("half a close"),
+            ClientStream::Tls(stream) => stream.sock.shutdown(how).expect("half a close"),
         }
     }
 }

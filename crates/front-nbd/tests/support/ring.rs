@@ -1,29 +1,29 @@
 //! A thread with a ring, like that of an engine, for connections to be served on.
 
-use bcached_uring::{Backend, DriverOptions, Guests, Opened, open_driver};
+use bcached_uring::{Backend, DriverOptions, OpenedDriver, RingHandle, open_driver};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
-pub struct Ring {
-    pub guests: Guests,
+pub struct TestRing {
+    pub ring_handle: RingHandle,
     bell: bcached_uring::Bell,
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Ring {
+impl TestRing {
     /// Returns `None` where there is no `io_uring`.
     pub fn start() -> Option<Self> {
         let ends = Arc::new(AtomicBool::new(false));
         let (tell, told) = channel();
         let must_end = Arc::clone(&ends);
         let thread = std::thread::spawn(move || {
-            let Opened { mut driver, guests, bell, backend, .. } =
+            let OpenedDriver { mut driver, ring_handle, bell, backend, .. } =
                 open_driver(&DriverOptions::default()).expect("a driver");
             let is_ring = matches!(backend, Backend::Uring { .. });
-            tell.send(is_ring.then_some((guests, bell))).expect("somebody waits");
+            tell.send(is_ring.then_some((ring_handle, bell))).expect("somebody waits");
             let mut events = Vec::new();
             while !must_end.load(Ordering::SeqCst) {
                 // Without a timeout, so that a missed wake-up is noticed.
@@ -31,8 +31,8 @@ impl Ring {
                 events.clear();
             }
         });
-        let (guests, bell) = told.recv().expect("it tells")?;
-        Some(Self { guests, bell, ends, thread: Some(thread) })
+        let (ring_handle, bell) = told.recv().expect("it tells")?;
+        Some(Self { ring_handle, bell, ends, thread: Some(thread) })
     }
 
     /// Ends the thread, as if the engine went away.
@@ -45,7 +45,7 @@ impl Ring {
     }
 }
 
-impl Drop for Ring {
+impl Drop for TestRing {
     fn drop(&mut self) {
         self.end();
     }

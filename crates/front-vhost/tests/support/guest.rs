@@ -43,14 +43,14 @@ pub const OK: u8 = 0;
 pub const IOERR: u8 = 1;
 pub const UNSUPP: u8 = 2;
 
-pub struct Guest {
+pub struct TestGuest {
     pub file: File,
     pub memory: Arc<GuestMemoryMmap>,
-    pub queues: Vec<Queue>,
+    pub queues: Vec<GuestQueue>,
 }
 
 /// A virtqueue and its driver.
-pub struct Queue {
+pub struct GuestQueue {
     pub memory: Arc<GuestMemoryMmap>,
     pub index: u16,
     pub kick: EventFd,
@@ -66,7 +66,7 @@ pub struct Queue {
 }
 
 /// A request.
-pub struct Ask<'a> {
+pub struct GuestRequest<'a> {
     pub kind: u32,
     pub sector: u64,
     pub out: &'a [u8],
@@ -75,7 +75,7 @@ pub struct Ask<'a> {
 
 /// The outcome of a request.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct GuestReply {
     pub slot: u16,
     pub status: u8,
     /// The length according to the used ring.
@@ -83,7 +83,7 @@ pub struct Answer {
     pub content: Vec<u8>,
 }
 
-impl Guest {
+impl TestGuest {
     pub fn new(queues: u16) -> Self {
         let file = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).expect("memory"));
         ftruncate(&file, MEMORY_BYTES).expect("memory");
@@ -96,12 +96,12 @@ impl Guest {
         let bytes = usize::try_from(MEMORY_BYTES).expect("fits");
         let memory = GuestMemoryMmap::from_ranges_with_files([(GuestAddress(0), bytes, Some(offset))]);
         let memory = Arc::new(memory.expect("is mapped"));
-        let queues = (0..queues).map(|index| Queue::new(Arc::clone(&memory), index)).collect();
+        let queues = (0..queues).map(|index| GuestQueue::new(Arc::clone(&memory), index)).collect();
         Self { file, memory, queues }
     }
 }
 
-impl Queue {
+impl GuestQueue {
     fn new(memory: Arc<GuestMemoryMmap>, index: u16) -> Self {
         let event = || EventFd::new(libc_nonblock()).expect("an eventfd");
         let (kick, call, waits) = (event(), event(), Epoll::new().expect("an epoll"));
@@ -167,7 +167,7 @@ impl Queue {
     }
 
     /// Makes a request available, without a kick. Returns its slot.
-    pub fn submit(&mut self, ask: &Ask<'_>) -> u16 {
+    pub fn submit(&mut self, ask: &GuestRequest<'_>) -> u16 {
         let slot = self.free.pop().expect("a free slot");
         let at = self.slot(slot);
         self.put(at, ask.kind);
@@ -222,7 +222,7 @@ impl Queue {
     }
 
     /// Makes a request available, and kicks.
-    pub fn send(&mut self, ask: &Ask<'_>) -> u16 {
+    pub fn send(&mut self, ask: &GuestRequest<'_>) -> u16 {
         let since = self.available;
         let slot = self.submit(ask);
         self.kick(since);
@@ -247,7 +247,7 @@ impl Queue {
         self.used_within(LIMIT).expect("an answer in time")
     }
 
-    /// Like [`Queue::used`], but returns `None` if none arrives within `limit`.
+    /// Like [`GuestQueue::used`], but returns `None` if none arrives within `limit`.
     pub fn used_within(&mut self, limit: Duration) -> Option<(u16, u32)> {
         loop {
             if let Some(used) = self.try_used() {
@@ -267,12 +267,12 @@ impl Queue {
         }
     }
 
-    pub fn answer(&mut self) -> Answer {
+    pub fn answer(&mut self) -> GuestReply {
         let (head, written) = self.used();
         self.finish(head, written)
     }
 
-    pub fn finish(&mut self, head: u16, written: u32) -> Answer {
+    pub fn finish(&mut self, head: u16, written: u32) -> GuestReply {
         assert_eq!(head % 3, 0, "a head that was made available");
         let slot = head / 3;
         assert!(slot < SLOTS && !self.free.contains(&slot), "given back once");
@@ -280,11 +280,11 @@ impl Queue {
         let at = self.slot(slot);
         let mut content = vec![0; written.saturating_sub(1) as usize];
         self.memory.read_slice(&mut content, GuestAddress(at + CONTENT)).expect("memory");
-        Answer { slot, status: self.get(at + STATUS), written, content }
+        GuestReply { slot, status: self.get(at + STATUS), written, content }
     }
 
     /// Makes a request and waits for its answer.
-    pub fn ask(&mut self, ask: &Ask<'_>) -> Answer {
+    pub fn ask(&mut self, ask: &GuestRequest<'_>) -> GuestReply {
         let slot = self.send(ask);
         let answer = self.answer();
         assert_eq!(answer.slot, slot);
@@ -292,18 +292,18 @@ impl Queue {
     }
 
     pub fn read(&mut self, sector: u64, bytes: u32) -> Vec<u8> {
-        let answer = self.ask(&Ask { kind: IN, sector, out: &[], into: bytes });
+        let answer = self.ask(&GuestRequest { kind: IN, sector, out: &[], into: bytes });
         assert_eq!((answer.status, answer.written), (OK, bytes + 1));
         answer.content
     }
 
     pub fn write(&mut self, sector: u64, content: &[u8]) {
-        let answer = self.ask(&Ask { kind: OUT, sector, out: content, into: 0 });
+        let answer = self.ask(&GuestRequest { kind: OUT, sector, out: content, into: 0 });
         assert_eq!((answer.status, answer.written), (OK, 1));
     }
 
     pub fn flush(&mut self) -> u8 {
-        self.ask(&Ask { kind: FLUSH, sector: 0, out: &[], into: 0 }).status
+        self.ask(&GuestRequest { kind: FLUSH, sector: 0, out: &[], into: 0 }).status
     }
 
     /// Discards or writes zeroes.
@@ -311,7 +311,7 @@ impl Queue {
         let mut range = sector.to_le_bytes().to_vec();
         range.extend(sectors.to_le_bytes());
         range.extend(flags.to_le_bytes());
-        self.ask(&Ask { kind, sector: 0, out: &range, into: 0 }).status
+        self.ask(&GuestRequest { kind, sector: 0, out: &range, into: 0 }).status
     }
 }
 

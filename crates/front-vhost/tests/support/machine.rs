@@ -51,13 +51,13 @@ pub fn has_qemu() -> bool {
     has
 }
 
-pub struct Machine {
+pub struct QemuMachine {
     child: Child,
     /// The output on the serial line.
     pub said: mpsc::Receiver<u8>,
 }
 
-impl Machine {
+impl QemuMachine {
     pub fn start(socket: &Path) -> Self {
         let mut qemu = Command::new("qemu-system-x86_64");
         qemu.args([
@@ -98,7 +98,7 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
+impl Drop for QemuMachine {
     fn drop(&mut self) {
         let _gone = self.child.kill();
         let _gone = self.child.wait();

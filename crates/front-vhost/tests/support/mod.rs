@@ -3,16 +3,16 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod guest;
-pub mod held;
+pub mod open_resources;
 #[path = "../../../front-nbd/tests/support/ring.rs"]
 pub mod ring;
 pub mod vmm;
 
-use bcached_front_vhost::{GuestBlock, Limits, Options, Rings, VhostServer, VolumeOptions};
-use bcached_port::ram::{Hook, Ram, Verdict};
+use bcached_front_vhost::{GuestBlockSize, Limits, Options, VhostServer, VolumeOptions, VolumeRings};
+use bcached_port::ram::{Hook, RamServer, Verdict};
 use bcached_port::{Export, ExportTable, Operation, VolumeId};
-use guest::{Ask, OUT};
-use ring::Ring;
+use guest::{GuestRequest, OUT};
+use ring::TestRing;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,54 +27,58 @@ pub const LIMIT: Duration = Duration::from_secs(120);
 
 /// Two volumes, "tank" (64 MiB, writable, blocks of 4 KiB) and "archive" (1 MiB, read-only), each
 /// with a socket.
-pub struct Served {
-    pub ram: Ram,
+pub struct TestServer {
+    pub ram: RamServer,
     pub exports: ExportTable,
     pub server: Option<VhostServer>,
     /// The ring that serves the disks; `None` if their own threads do.
-    pub ring: Option<Ring>,
+    pub ring: Option<TestRing>,
     pub directory: tempfile::TempDir,
 }
 
-pub fn serve() -> Served {
+pub fn serve() -> TestServer {
     serve_with(Limits::default(), Box::new(|_, _| Verdict::Serve))
 }
 
-pub fn serve_with(limits: Limits, hook: Hook) -> Served {
-    let ram = Ram::start_with(&[(TANK, TANK_SECTORS), (ARCHIVE, 2048)], 64, hook);
+pub fn serve_with(limits: Limits, hook: Hook) -> TestServer {
+    let ram = RamServer::start_with(&[(TANK, TANK_SECTORS), (ARCHIVE, 2048)], 64, hook);
     let exports = ExportTable::new();
     exports.insert(tank(&ram));
     exports.insert(Export { read_only: true, ..ram.export("archive", ARCHIVE, 2048) });
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let (ring, rings) = (if by_threads() { None } else { Ring::start() }, Rings::default());
+    let (ring, rings) = (if is_threaded() { None } else { TestRing::start() }, VolumeRings::default());
     for export in exports.served() {
-        ring.iter().for_each(|ring: &Ring| rings.insert(export.uuid.0, ring.guests.clone()));
+        ring.iter().for_each(|ring: &TestRing| rings.insert(export.uuid.0, ring.ring_handle.clone()));
     }
     let server = start(&exports, directory.path().to_owned(), (limits, rings));
     server.serve("tank", volume_options()).expect("a socket");
     server.serve("archive", VolumeOptions { queues: 1, ..volume_options() }).expect("a socket");
-    Served { ram, exports, server: Some(server), ring, directory }
+    TestServer { ram, exports, server: Some(server), ring, directory }
 }
 
 /// Whether this is the test program without rings.
-fn by_threads() -> bool {
+fn is_threaded() -> bool {
     let program = std::env::current_exe().expect("a program");
-    program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("by_threads"))
+    program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("threaded"))
 }
 
-pub fn start(exports: &ExportTable, directory: PathBuf, (limits, rings): (Limits, Rings)) -> VhostServer {
+pub fn start(
+    exports: &ExportTable,
+    directory: PathBuf,
+    (limits, rings): (Limits, VolumeRings),
+) -> VhostServer {
     VhostServer::start(Options { directory, group: None, limits, rings }, exports.clone()).expect("starts")
 }
 
 pub fn volume_options() -> VolumeOptions {
-    VolumeOptions { queues: QUEUES, block: GuestBlock::Sector }
+    VolumeOptions { queues: QUEUES, block: GuestBlockSize::Sector }
 }
 
-pub fn tank(ram: &Ram) -> Export {
+pub fn tank(ram: &RamServer) -> Export {
     Export { label: "fast".to_owned(), block_sectors: 8, ..ram.export("tank", TANK, TANK_SECTORS) }
 }
 
-impl Served {
+impl TestServer {
     pub fn server(&self) -> &VhostServer {
         self.server.as_ref().expect("runs")
     }
@@ -89,7 +93,7 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for TestServer {
     fn drop(&mut self) {
         if let Some(server) = self.server.take()
             && !std::thread::panicking()
@@ -115,7 +119,7 @@ pub fn pattern(bytes: usize, seed: u64) -> Vec<u8> {
 }
 
 /// Serves with a hook that holds requests while told to, and counts them.
-pub fn holding(limits: Limits) -> (Served, Arc<AtomicBool>, Arc<AtomicU64>) {
+pub fn holding(limits: Limits) -> (TestServer, Arc<AtomicBool>, Arc<AtomicU64>) {
     let (hold, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let (holds, counts) = (Arc::clone(&hold), Arc::clone(&seen));
     let hook = move |_, _: &Operation| {
@@ -126,6 +130,6 @@ pub fn holding(limits: Limits) -> (Served, Arc<AtomicBool>, Arc<AtomicU64>) {
 }
 
 /// A write by a guest.
-pub fn write(sector: u64, content: &[u8]) -> Ask<'_> {
-    Ask { kind: OUT, sector, out: content, into: 0 }
+pub fn write(sector: u64, content: &[u8]) -> GuestRequest<'_> {
+    GuestRequest { kind: OUT, sector, out: content, into: 0 }
 }

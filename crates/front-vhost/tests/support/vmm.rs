@@ -1,7 +1,7 @@
 //! A VMM: it sets up a guest's queues through the crate's frontend. Every message for which that is
 //! possible is acknowledged.
 
-use super::guest::{Guest, MEMORY_BYTES, Queue, SIZE};
+use super::guest::{GuestQueue, MEMORY_BYTES, SIZE, TestGuest};
 use super::{LIMIT, wait_until};
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -24,14 +24,14 @@ pub const BLK_RO: u64 = 1 << 5;
 /// The features that a driver accepts by default.
 pub const USUAL: u64 = VERSION_1 | BLK_FLUSH | INDIRECT_DESC | PROTOCOL_FEATURES;
 
-pub struct Vmm {
+pub struct TestVmm {
     pub frontend: Frontend,
     pub socket: UnixStream,
     pub offered: u64,
 }
 
 /// The VMM's addresses of the parts of a queue's ring.
-pub fn places(queue: &Queue) -> VringConfigData {
+pub fn places(queue: &GuestQueue) -> VringConfigData {
     VringConfigData {
         queue_max_size: SIZE,
         queue_size: SIZE,
@@ -43,7 +43,7 @@ pub fn places(queue: &Queue) -> VringConfigData {
     }
 }
 
-impl Vmm {
+impl TestVmm {
     /// Connects, and negotiates up to the features.
     pub fn connect(path: &Path) -> Self {
         Self::try_connect(path).expect("is answered")
@@ -76,12 +76,12 @@ impl Vmm {
         self.frontend.get_protocol_features().expect("is answered")
     }
 
-    pub fn share_memory(&mut self, guest: &Guest) {
+    pub fn share_memory(&mut self, guest: &TestGuest) {
         self.frontend.set_mem_table(&[region(guest)]).expect("memory is taken");
     }
 
     /// Sets everything up: the guest's driver runs.
-    pub fn run(&mut self, guest: &mut Guest, features: u64) {
+    pub fn run(&mut self, guest: &mut TestGuest, features: u64) {
         self.frontend.set_features(features).expect("features that were offered");
         self.share_memory(guest);
         for queue in &mut guest.queues {
@@ -91,14 +91,14 @@ impl Vmm {
         }
     }
 
-    pub fn set_up(&mut self, queue: &Queue, base: u16) {
+    pub fn set_up(&mut self, queue: &GuestQueue, base: u16) {
         let index = usize::from(queue.index);
         self.frontend.set_vring_num(index, SIZE).expect("a size");
         self.frontend.set_vring_base(index, base).expect("a base");
         self.frontend.set_vring_addr(index, &places(queue)).expect("a place");
     }
 
-    pub fn start(&mut self, queue: &Queue, base: u16, enable: bool) {
+    pub fn start(&mut self, queue: &GuestQueue, base: u16, enable: bool) {
         let index = usize::from(queue.index);
         self.set_up(queue, base);
         self.frontend.set_vring_kick(index, &queue.kick).expect("starts");
@@ -133,7 +133,7 @@ impl Vmm {
     }
 }
 
-pub fn region(guest: &Guest) -> VhostUserMemoryRegionInfo {
+pub fn region(guest: &TestGuest) -> VhostUserMemoryRegionInfo {
     VhostUserMemoryRegionInfo {
         guest_phys_addr: 0,
         memory_size: MEMORY_BYTES,

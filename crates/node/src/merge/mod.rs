@@ -7,7 +7,7 @@
 //! from the processor's cache.
 //!
 //! A key that is cut, or covered by newer ones, also counts against the limit of keys per turn: see
-//! [`Keys`].
+//! [`KeySource`].
 
 use alloc::vec::Vec;
 
@@ -15,7 +15,7 @@ use bcached_format::key_list::KeyIter;
 use bcached_format::{Key, Position};
 
 /// An ordered source of keys that is consumed in turns of limited length.
-pub(crate) trait Keys {
+pub(crate) trait KeySource {
     /// Returns the next key. `left` decreases by one for each key taken out of a set, and for each
     /// cut. When it is zero, `None` does not mean the end, and the state is kept for the next turn.
     /// `None` with some `left` is the end.
@@ -34,7 +34,7 @@ impl<'a> SetKeys<'a> {
     }
 }
 
-impl Keys for SetKeys<'_> {
+impl KeySource for SetKeys<'_> {
     #[inline]
     fn next(&mut self, left: &mut usize) -> Option<Key> {
         while *left > 0 {
@@ -51,13 +51,13 @@ impl Keys for SetKeys<'_> {
 /// Several sets, and the current key of each.
 ///
 /// The keys of each set are in order: extents by their starts, children by their positions.
-struct Sets<S, const EXTENTS: bool> {
+struct MergeInputs<S, const EXTENTS: bool> {
     /// The newest first.
-    sets: Vec<Set<S>>,
+    sets: Vec<MergeInput<S>>,
     queue: Queue,
 }
 
-struct Set<S> {
+struct MergeInput<S> {
     keys: S,
     /// What is left of the set's current key. Valid if the queue has a position for the set.
     key: Key,
@@ -65,25 +65,25 @@ struct Set<S> {
     behind: Option<Key>,
 }
 
-impl<S: Keys, const EXTENTS: bool> Sets<S, EXTENTS> {
+impl<S: KeySource, const EXTENTS: bool> MergeInputs<S, EXTENTS> {
     /// `sets` are ordered oldest first.
     fn new(sets: impl DoubleEndedIterator<Item = S>) -> Self {
-        let sets: Vec<Set<S>> =
-            sets.rev().map(|keys| Set { keys, key: Key::default(), behind: None }).collect();
+        let sets: Vec<MergeInput<S>> =
+            sets.rev().map(|keys| MergeInput { keys, key: Key::default(), behind: None }).collect();
         Self { queue: Queue::new(sets.len()), sets }
     }
 
     /// Returns the set whose current key comes first, and that key. Of several sets at one position
     /// it is the newest. Takes the keys that are due before. `None` has the meaning given in
-    /// [`Keys::next`].
+    /// [`KeySource::next`].
     #[inline]
     fn first(&mut self, left: &mut usize) -> Option<(usize, Key)> {
         loop {
             match self.queue.first() {
-                First::None => return None,
-                First::Due(_) if *left == 0 => return None,
-                First::Due(index) => self.advance(index, left),
-                First::Known(index) => return Some((index, self.sets[index].key)),
+                QueueFront::None => return None,
+                QueueFront::Due(_) if *left == 0 => return None,
+                QueueFront::Due(index) => self.advance(index, left),
+                QueueFront::Known(index) => return Some((index, self.sets[index].key)),
             }
         }
     }
@@ -123,21 +123,21 @@ impl<S: Keys, const EXTENTS: bool> Sets<S, EXTENTS> {
 
 /// The merged content of the sets of a leaf: each sector has what the newest set with a key there
 /// says. Each key is cut into as few parts as the newer ones allow.
-pub(crate) struct Newest<S> {
-    sets: Sets<S, true>,
+pub(crate) struct ExtentMerge<S> {
+    sets: MergeInputs<S, true>,
     /// The next key to return, unless something newer begins inside it, and its set, which has
     /// already advanced.
     held: Option<(usize, Key)>,
 }
 
-impl<S: Keys> Newest<S> {
+impl<S: KeySource> ExtentMerge<S> {
     /// `sets` are ordered oldest first; the keys of each are in order and free of overlap.
     pub(crate) fn new(sets: impl DoubleEndedIterator<Item = S>) -> Self {
-        Self { sets: Sets::new(sets), held: None }
+        Self { sets: MergeInputs::new(sets), held: None }
     }
 }
 
-impl<S: Keys> Keys for Newest<S> {
+impl<S: KeySource> KeySource for ExtentMerge<S> {
     #[inline]
     fn next(&mut self, left: &mut usize) -> Option<Key> {
         loop {
@@ -175,16 +175,16 @@ impl<S: Keys> Keys for Newest<S> {
 }
 
 /// The keys of interior sets in position order; at equal positions the newer key comes first.
-pub(crate) struct Interleave<S>(Sets<S, false>);
+pub(crate) struct ChildMerge<S>(MergeInputs<S, false>);
 
-impl<S: Keys> Interleave<S> {
+impl<S: KeySource> ChildMerge<S> {
     /// `sets` are ordered oldest first.
     pub(crate) fn new(sets: impl DoubleEndedIterator<Item = S>) -> Self {
-        Self(Sets::new(sets))
+        Self(MergeInputs::new(sets))
     }
 }
 
-impl<S: Keys> Keys for Interleave<S> {
+impl<S: KeySource> KeySource for ChildMerge<S> {
     fn next(&mut self, left: &mut usize) -> Option<Key> {
         let (index, key) = self.0.first(left)?;
         self.0.advance(index, left);
@@ -215,7 +215,7 @@ const INDEX_MASK: u128 = (1 << OFFSET_SHIFT) - 1;
 const _: () = assert!(Position::MAX.offset < 1 << 63 && Position::MAX.inode.0 < 1 << 20);
 
 /// The front of a [`Queue`].
-enum First {
+enum QueueFront {
     /// All sets have ended.
     None,
     /// This set's next key must be taken.
@@ -234,13 +234,13 @@ impl Queue {
     }
 
     #[inline]
-    fn first(&self) -> First {
+    fn first(&self) -> QueueFront {
         let first = self.winners[1];
         let index = (first & INDEX_MASK) as usize;
         match first {
-            ENDED.. => First::None,
-            KNOWN.. => First::Known(index),
-            _ => First::Due(index),
+            ENDED.. => QueueFront::None,
+            KNOWN.. => QueueFront::Known(index),
+            _ => QueueFront::Due(index),
         }
     }
 

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::vec;
 
-impl Keys for vec::IntoIter<Key> {
+impl KeySource for vec::IntoIter<Key> {
     fn next(&mut self, left: &mut usize) -> Option<Key> {
         *left = left.checked_sub(1)?;
         let key = Iterator::next(self);
@@ -18,7 +18,7 @@ impl Keys for vec::IntoIter<Key> {
 }
 
 /// Takes all of `keys`, in turns of `turn`.
-fn in_turns(mut keys: impl Keys, turn: usize) -> Vec<Key> {
+fn in_turns(mut keys: impl KeySource, turn: usize) -> Vec<Key> {
     let mut list = Vec::new();
     loop {
         let mut left = turn;
@@ -37,7 +37,7 @@ fn in_turns(mut keys: impl Keys, turn: usize) -> Vec<Key> {
 }
 
 /// Takes all of `keys`.
-pub(crate) fn all(keys: impl Keys) -> Vec<Key> {
+pub(crate) fn all(keys: impl KeySource) -> Vec<Key> {
     in_turns(keys, usize::MAX)
 }
 
@@ -96,10 +96,10 @@ proptest! {
         let sets = keys_of(&sets);
         let wanted = sets.iter().fold(Vec::new(), |older, newer| pairwise(&older, newer));
         let sources = || sets.iter().map(|set| set.clone().into_iter());
-        prop_assert_eq!(&in_turns(Newest::new(sources()), turn), &wanted);
+        prop_assert_eq!(&in_turns(ExtentMerge::new(sources()), turn), &wanted);
         let mut rest = sources();
         let first = rest.next().expect("one at least");
-        prop_assert_eq!(&in_turns(Overlay::new(first, Newest::new(rest)), turn), &wanted);
+        prop_assert_eq!(&in_turns(Overlay::new(first, ExtentMerge::new(rest)), turn), &wanted);
 
         let mut sectors = BTreeMap::new();
         for key in sets.iter().flatten() {
@@ -131,6 +131,6 @@ proptest! {
         // The expected order is a stable sort of all keys, the newest set's first.
         let mut wanted: Vec<Key> = keys.iter().rev().flatten().copied().collect();
         wanted.sort_by_key(Key::position);
-        prop_assert_eq!(in_turns(Interleave::new(keys.into_iter().map(Vec::into_iter)), turn), wanted);
+        prop_assert_eq!(in_turns(ChildMerge::new(keys.into_iter().map(Vec::into_iter)), turn), wanted);
     }
 }

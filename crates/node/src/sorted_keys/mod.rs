@@ -85,7 +85,7 @@ pub(crate) struct SortedKeys {
 /// A place among the keys of one node: in front of a key, or behind the last. After any change it
 /// is only a guess.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct KeyCursor {
     chunk: usize,
     index: usize,
 }
@@ -197,22 +197,22 @@ impl SortedKeys {
     }
 
     /// Returns the place in front of the first key whose position is greater than `position`.
-    pub(crate) fn after(&self, position: Position) -> Place {
+    pub(crate) fn after(&self, position: Position) -> KeyCursor {
         let chunk = count_upto(&self.bounds, position, |bound| *bound);
         let index = self.chunks.get(chunk).map_or(0, |keys| count_upto(keys, position, Key::position));
-        Place { chunk, index }
+        KeyCursor { chunk, index }
     }
 
     /// As [`after`](Self::after), with a guess at the result.
     #[inline]
-    pub(crate) fn after_near(&self, guess: Place, position: Position) -> Place {
+    pub(crate) fn after_near(&self, guess: KeyCursor, position: Position) -> KeyCursor {
         if self.is_after(guess, position) { guess } else { self.after(position) }
     }
 
     /// Returns whether `place` is in front of the first key whose position is greater than
     /// `position`.
     #[inline]
-    fn is_after(&self, place: Place, position: Position) -> bool {
+    fn is_after(&self, place: KeyCursor, position: Position) -> bool {
         let chunk = self.chunks.get(place.chunk).map_or(&[][..], Vec::as_slice);
         let before = match (place.index.checked_sub(1), place.chunk.checked_sub(1)) {
             (Some(index), _) => chunk.get(index).map(Key::position),
@@ -224,46 +224,46 @@ impl SortedKeys {
     }
 
     /// Returns the place in front of the first key whose position is `position` or greater.
-    pub(crate) fn at(&self, position: Position) -> Place {
+    pub(crate) fn at(&self, position: Position) -> KeyCursor {
         let chunk = self.bounds.partition_point(|bound| *bound < position);
         let index =
             self.chunks.get(chunk).map_or(0, |keys| keys.partition_point(|key| key.position() < position));
-        Place { chunk, index }
+        KeyCursor { chunk, index }
     }
 
     /// Returns the key behind `place`.
     #[inline]
-    pub(crate) fn get(&self, place: Place) -> Option<&Key> {
+    pub(crate) fn get(&self, place: KeyCursor) -> Option<&Key> {
         self.chunks.get(place.chunk)?.get(place.index)
     }
 
     /// Returns how many keys are in front of `place`.
-    pub(crate) fn keys_before(&self, place: Place) -> usize {
+    pub(crate) fn keys_before(&self, place: KeyCursor) -> usize {
         self.chunks[..place.chunk].iter().map(Vec::len).sum::<usize>() + place.index
     }
 
     /// Moves one key towards the front; `None` at the front.
     #[inline]
-    pub(crate) fn before(&self, place: Place) -> Option<Place> {
+    pub(crate) fn before(&self, place: KeyCursor) -> Option<KeyCursor> {
         if place.index > 0 {
-            return Some(Place { index: place.index - 1, ..place });
+            return Some(KeyCursor { index: place.index - 1, ..place });
         }
         let chunk = place.chunk.checked_sub(1)?;
-        Some(Place { chunk, index: self.chunks[chunk].len() - 1 })
+        Some(KeyCursor { chunk, index: self.chunks[chunk].len() - 1 })
     }
 
     /// Moves one key towards the end. There must be a key behind `place`.
     #[inline]
-    pub(crate) fn next(&self, place: Place) -> Place {
+    pub(crate) fn next(&self, place: KeyCursor) -> KeyCursor {
         if place.index + 1 < self.chunks[place.chunk].len() {
-            return Place { index: place.index + 1, ..place };
+            return KeyCursor { index: place.index + 1, ..place };
         }
-        Place { chunk: place.chunk + 1, index: 0 }
+        KeyCursor { chunk: place.chunk + 1, index: 0 }
     }
 
     /// Returns all keys behind `place`, in order.
     #[inline]
-    pub(crate) fn iter_from(&self, place: Place) -> impl Iterator<Item = &Key> + Clone {
+    pub(crate) fn iter_from(&self, place: KeyCursor) -> impl Iterator<Item = &Key> + Clone {
         let (first, rest) = match self.chunks.get(place.chunk..) {
             Some([first, rest @ ..]) => (&first[place.index..], rest),
             _ => (&[][..], &[][..]),
@@ -274,7 +274,7 @@ impl SortedKeys {
     /// Returns at most the first `count` keys behind `place`, in order, in the runs in which they
     /// lie in memory.
     #[inline]
-    pub(crate) fn runs_from(&self, place: Place, count: usize) -> impl Iterator<Item = &[Key]> {
+    pub(crate) fn runs_from(&self, place: KeyCursor, count: usize) -> impl Iterator<Item = &[Key]> {
         let (mut skip, mut left) = (place.index, count);
         let chunks = self.chunks.get(place.chunk..).unwrap_or_default().iter();
         let runs = chunks.map(move |chunk| {

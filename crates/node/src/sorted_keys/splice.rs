@@ -3,7 +3,7 @@
 
 use alloc::vec::Vec;
 
-use super::{CHUNK_CAPACITY, CHUNK_KEYS, JOIN_KEYS, Place, SPLICE_KEYS, SortedKeys};
+use super::{CHUNK_CAPACITY, CHUNK_KEYS, JOIN_KEYS, KeyCursor, SPLICE_KEYS, SortedKeys};
 use bcached_format::Key;
 
 impl SortedKeys {
@@ -11,7 +11,7 @@ impl SortedKeys {
     /// caller is responsible for the order.
     ///
     /// Costs the move of half a chunk, plus a step for each removed key.
-    pub(crate) fn splice(&mut self, place: Place, removed: usize, new: &[Key]) {
+    pub(crate) fn splice(&mut self, place: KeyCursor, removed: usize, new: &[Key]) {
         assert!(new.len() <= SPLICE_KEYS, "a chunk has room for one splice only");
         if let [new] = new
             && self.splice_one(place, removed, new)
@@ -35,7 +35,7 @@ impl SortedKeys {
 
     /// Replaces one key by `new`, or inserts it between two, if that affects no other chunk: the
     /// common case. Returns false if it does.
-    fn splice_one(&mut self, place: Place, removed: usize, new: &Key) -> bool {
+    fn splice_one(&mut self, place: KeyCursor, removed: usize, new: &Key) -> bool {
         let Some(chunk) = self.chunks.get_mut(place.chunk) else { return false };
         match removed {
             0 if chunk.len() < CHUNK_KEYS => chunk.insert(place.index, *new),
@@ -58,7 +58,7 @@ impl SortedKeys {
     /// Converts `place` to a place inside a chunk: the end of all keys is the end of the last
     /// chunk. Without any chunk there is no such place, unless keys are to be added; then a chunk
     /// is created.
-    fn inside(&mut self, place: Place, nothing_new: bool) -> Option<Place> {
+    fn inside(&mut self, place: KeyCursor, nothing_new: bool) -> Option<KeyCursor> {
         if self.chunks.is_empty() {
             if nothing_new {
                 return None;
@@ -71,7 +71,7 @@ impl SortedKeys {
             return Some(place);
         }
         let chunk = self.chunks.len() - 1;
-        Some(Place { chunk, index: self.chunks[chunk].len() })
+        Some(KeyCursor { chunk, index: self.chunks[chunk].len() })
     }
 
     /// Subtracts keys of a chunk, which are about to be removed, from the totals.

@@ -25,33 +25,33 @@ fn check_invariants(keys: &SortedKeys) {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum Change {
     /// From this index (scaled to the length), remove this many keys and put this many in their
     /// place.
     Splice(usize, usize, usize),
     Retain(u64),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = Change> {
     let splice = |removed: core::ops::Range<usize>| (0..10_000_usize, removed, 0..=SPLICE_KEYS);
     prop_oneof![
-        20 => splice(0..3).prop_map(|(at, removed, new)| Step::Splice(at, removed, new)),
-        2 => splice(0..200).prop_map(|(at, removed, new)| Step::Splice(at, removed, new)),
-        1 => (2..40_u64).prop_map(Step::Retain),
+        20 => splice(0..3).prop_map(|(at, removed, new)| Change::Splice(at, removed, new)),
+        2 => splice(0..200).prop_map(|(at, removed, new)| Change::Splice(at, removed, new)),
+        1 => (2..40_u64).prop_map(Change::Retain),
     ]
 }
 
 /// Returns the place in front of the key with this index.
-fn place(keys: &SortedKeys, index: usize) -> Place {
+fn place(keys: &SortedKeys, index: usize) -> KeyCursor {
     let mut left = index;
     for (chunk, list) in keys.chunks.iter().enumerate() {
         if left < list.len() {
-            return Place { chunk, index: left };
+            return KeyCursor { chunk, index: left };
         }
         left -= list.len();
     }
     assert_eq!(left, 0);
-    Place { chunk: keys.chunks.len(), index: 0 }
+    KeyCursor { chunk: keys.chunks.len(), index: 0 }
 }
 
 /// With keys of several volumes and perhaps one at the end of all, `after` agrees with a linear
@@ -121,7 +121,7 @@ proptest! {
         for step in steps {
             let (memory, growth) = (keys.memory_bytes(), keys.growth_bytes_max(1));
             match step {
-                Step::Splice(at, removed, new) => {
+                Change::Splice(at, removed, new) => {
                     let at = at % (model.len() + 1);
                     let removed = removed.min(model.len() - at);
                     // Between the neighbours, or equal to both where there is no room.
@@ -131,7 +131,7 @@ proptest! {
                     keys.splice(place(&keys, at), removed, &new);
                     model.splice(at..at + removed, new);
                 }
-                Step::Retain(modulus) => {
+                Change::Retain(modulus) => {
                     keys.retain(&mut |key| !key.end.is_multiple_of(modulus));
                     model.retain(|key| !key.end.is_multiple_of(modulus));
                 }
@@ -150,11 +150,11 @@ proptest! {
             prop_assert_eq!(keys.get(after), model.get(from));
             // Any guess works: a place beside the right one, one that no longer exists, or the
             // right one.
-            let Place { chunk, index } = after;
+            let KeyCursor { chunk, index } = after;
             let beside = [(chunk, index + 1), (chunk + 1, 0), (chunk, CHUNK_KEYS), (0, 0), (keys.chunks.len(), 0)];
             let before = keys.before(after).map(|before| (before.chunk, before.index));
             for (chunk, index) in beside.into_iter().chain(before).chain([(chunk, index)]) {
-                prop_assert_eq!(keys.after_near(Place { chunk, index }, position), after);
+                prop_assert_eq!(keys.after_near(KeyCursor { chunk, index }, position), after);
             }
             prop_assert_eq!(keys.iter_from(after).collect::<Vec<_>>(), rest(from));
             let at = model.partition_point(|key| key.end < probe);

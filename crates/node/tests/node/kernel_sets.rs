@@ -1,7 +1,7 @@
 //! Sets as the kernel writes them: overlapping each other, with keys trimmed to nothing and
 //! placeholders of cache misses.
 
-use bcached_format::bset::{self, BsetPlace};
+use bcached_format::bset::{self, NodeIdentity};
 use bcached_format::{BsetError, Inode, Key, KeyError, Pointer, Pointers, Position};
 use bcached_node::{Node, NodeFault};
 
@@ -183,7 +183,7 @@ fn a_node_of_another_place_fails_its_sum() {
 fn a_lost_set_is_noticed_by_the_one_behind_it() {
     let own = root(512);
     let mut image = Image::of_sets(&own, &[vec![extent(0, 0, 8, 50_000, true)]]);
-    let lost = bset::seal(BsetPlace { ..place(&own) }, SEQ, &[extent(0, 8, 16, 60_000, true)]);
+    let lost = bset::seal(NodeIdentity { ..place(&own) }, SEQ, &[extent(0, 8, 16, 60_000, true)]);
     image.bytes[2 * 512..2 * 512 + lost.len()].copy_from_slice(&lost);
     let error = Node::read(own, 0, &GEOMETRY, &image.bytes).expect_err("block 1 is missing");
     let NodeFault::Log(log) = error.fault else { panic!("another fault") };

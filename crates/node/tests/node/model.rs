@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use bcached_format::{Inode, Key, Pointer, Pointers, Position};
-use bcached_node::{Living, Node, memory_bytes_limit, memory_bytes_max};
+use bcached_node::{LiveKeys, Node, memory_bytes_limit, memory_bytes_max};
 use proptest::prelude::*;
 
 use crate::sample::{GEOMETRY, Image, SEQ, build, deal, extent, live_keys, own, pointer};
@@ -35,7 +35,7 @@ fn sectors_of<'a>(keys: impl IntoIterator<Item = &'a Key>) -> Sectors {
 enum Step {
     Insert(Key),
     /// Replace the key that the step with this number inserted (or what is left of it).
-    Replace(prop::sample::Index, New),
+    Replace(prop::sample::Index, NewContent),
     Write,
     /// Write, then read the bytes back.
     Read,
@@ -48,7 +48,7 @@ enum Step {
 
 /// What a replacement puts in the place of a key.
 #[derive(Clone, Debug)]
-enum New {
+enum NewContent {
     Clean,
     Moved(u64),
     Hole,
@@ -69,7 +69,11 @@ fn key() -> impl Strategy<Value = Key> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let new = prop_oneof![Just(New::Clean), (30..34_u64).prop_map(New::Moved), Just(New::Hole)];
+    let new = prop_oneof![
+        Just(NewContent::Clean),
+        (30..34_u64).prop_map(NewContent::Moved),
+        Just(NewContent::Hole)
+    ];
     let query = (0..3_u32, 0..VOLUME_SECTORS, 1..200_u64);
     prop_oneof![
         10 => key().prop_map(Step::Insert),
@@ -83,14 +87,14 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// A leaf, its bytes, and the model.
-struct Pair {
+struct ModelledLeaf {
     node: Node,
     image: Image,
     sectors: Sectors,
     inserted: Vec<Key>,
 }
 
-impl Pair {
+impl ModelledLeaf {
     fn new() -> Self {
         let own = own(36, NODE_SECTORS, Position::MAX);
         let node = Node::create(own, 0, SEQ, &GEOMETRY);
@@ -149,11 +153,13 @@ impl Pair {
         taken
     }
 
-    fn replace(&mut self, expected: &Key, new: &New) {
+    fn replace(&mut self, expected: &Key, new: &NewContent) {
         let new = match new {
-            New::Clean => Key { dirty: false, ..*expected },
-            New::Moved(bucket) => Key { pointers: Pointers::one(pointer(bucket * 1024, 7)), ..*expected },
-            New::Hole => Key::hole(expected.inode, expected.start(), expected.end),
+            NewContent::Clean => Key { dirty: false, ..*expected },
+            NewContent::Moved(bucket) => {
+                Key { pointers: Pointers::one(pointer(bucket * 1024, 7)), ..*expected }
+            }
+            NewContent::Hole => Key::hole(expected.inode, expected.start(), expected.end),
         };
         let matching: Vec<(u64, u64)> = self.node.matching(expected, expected.end).collect();
         if !self.node.fits(matching.len() * new.words()) {
@@ -206,7 +212,7 @@ impl Pair {
         let late: Vec<Key> = parts.into_iter().take(self.node.late_keys_max()).collect();
         self.node.close();
         let mut coming = late.iter();
-        let (mut living, mut after) = (Living::default(), Some(Position::ZERO));
+        let (mut living, mut after) = (LiveKeys::default(), Some(Position::ZERO));
         while let Some(from) = after {
             after = self.node.gather(from, 3, &mut living, &mut |_| true);
             coming.by_ref().take(2).for_each(|key| self.insert_late(key));
@@ -263,7 +269,7 @@ impl Pair {
 proptest! {
     #[test]
     fn a_leaf_says_what_a_table_of_sectors_says(steps in prop::collection::vec(step(), 1..250)) {
-        let mut pair = Pair::new();
+        let mut pair = ModelledLeaf::new();
         for step in &steps {
             pair.apply(step);
         }

@@ -1,8 +1,8 @@
 //! A small cache set, keys in it, and the bytes of nodes.
 
-use bcached_format::bset::{self, BsetPlace};
+use bcached_format::bset::{self, NodeIdentity};
 use bcached_format::{DeviceIndex, Gen, Geometry, Inode, Key, Pointer, Pointers, Position, SetMagic, Uuid};
-use bcached_node::{Division, Living, Node, NodeBuilder, SetWrite};
+use bcached_node::{LiveKeys, Node, NodeBuilder, SetWrite, SplitPlan};
 
 /// 1 GiB, buckets of 512 KiB, blocks of a sector: the set of the format document's worked example.
 pub const GEOMETRY: Geometry = Geometry {
@@ -39,8 +39,8 @@ pub fn root(sectors: u16) -> Key {
 }
 
 /// Gathers all keys of the node for which `is_live` returns true, as for a fresh node.
-pub fn live_keys(node: &Node, is_live: &mut dyn FnMut(&Key) -> bool) -> Living {
-    let (mut living, mut after) = (Living::default(), Some(Position::ZERO));
+pub fn live_keys(node: &Node, is_live: &mut dyn FnMut(&Key) -> bool) -> LiveKeys {
+    let (mut living, mut after) = (LiveKeys::default(), Some(Position::ZERO));
     while let Some(from) = after {
         after = node.gather(from, 3, &mut living, is_live);
     }
@@ -49,10 +49,10 @@ pub fn live_keys(node: &Node, is_live: &mut dyn FnMut(&Key) -> bool) -> Living {
 }
 
 /// The keys of each node to which `living` is distributed.
-pub fn deal(living: &Living, blocks: u32, geometry: &Geometry) -> Vec<Vec<Key>> {
+pub fn deal(living: &LiveKeys, blocks: u32, geometry: &Geometry) -> Vec<Vec<Key>> {
     match living.divide(blocks, geometry) {
-        Division::One => vec![living.keys().to_vec()],
-        Division::Two { left, left_words } => {
+        SplitPlan::One => vec![living.keys().to_vec()],
+        SplitPlan::Two { left, left_words } => {
             let (left, right) = living.keys().split_at(left);
             assert_eq!(left.iter().map(Key::words).sum::<usize>(), left_words, "words are counted right");
             vec![left.to_vec(), right.to_vec()]
@@ -72,8 +72,8 @@ pub fn build(own: Key, seq: u64, keys: &[Key]) -> (Node, SetWrite<Vec<u8>>) {
     node.seal()
 }
 
-pub fn place(own: &Key) -> BsetPlace {
-    BsetPlace { magic: GEOMETRY.magic, node: own.pointers.as_slice()[0] }
+pub fn place(own: &Key) -> NodeIdentity {
+    NodeIdentity { magic: GEOMETRY.magic, node: own.pointers.as_slice()[0] }
 }
 
 /// The contents of a node's bucket: junk at first, then sets.

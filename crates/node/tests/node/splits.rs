@@ -1,7 +1,7 @@
 //! Full nodes, and nodes that are too empty: keys are distributed to fresh nodes, and none is lost.
 
 use bcached_format::{Geometry, Inode, Key, Position};
-use bcached_node::{Living, Node, belong_together};
+use bcached_node::{LiveKeys, Node, belong_together};
 use proptest::prelude::*;
 
 use crate::sample::{GEOMETRY, Image, SEQ, build, deal, extent, live_keys, own, root, zeroed};
@@ -11,7 +11,7 @@ fn keys(count: u64) -> Vec<Key> {
     (0..count).map(|index| extent(0, index * 16, index * 16 + 8, 20_480 + index % 1000, true)).collect()
 }
 
-fn living(count: u64) -> Living {
+fn living(count: u64) -> LiveKeys {
     keys(count).into_iter().collect()
 }
 

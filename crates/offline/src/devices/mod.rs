@@ -9,12 +9,12 @@ mod twins;
 use crate::superblock;
 use bcached_control::failure::{Failure, Kind};
 use bcached_format::{
-    BackingState, BackingSuperblock, CacheSuperblock, DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES,
+    BackingState, BackingSuperblock, CacheSuperblock, DeviceGeometry, RawSuperblock, SUPERBLOCK_BYTES,
     SUPERBLOCK_SECTOR, Superblock,
 };
-use bcached_uring::{Access, Device, Presence};
+use bcached_uring::{Access, Device, DevicePresence};
 pub use own_devices::block_devices;
-pub use reconnected::{Found, open_returned, open_returned_cache};
+pub use reconnected::{Reconnection, open_returned, open_returned_cache};
 use std::path::PathBuf;
 
 /// A claimed cache device.
@@ -77,7 +77,7 @@ pub fn look(name: &str) -> Result<Superblock, Failure> {
 }
 
 /// The same, and which device that is.
-pub fn look_where(name: &str) -> Result<(Superblock, Presence), Failure> {
+pub fn look_where(name: &str) -> Result<(Superblock, DevicePresence), Failure> {
     let device = Device::open(resolve(name)?, Access::Look)?;
     Ok((read_superblock(&device)?, device.presence()))
 }
@@ -88,7 +88,7 @@ pub fn look_at_backing(name: &str) -> Result<BackingSuperblock, Failure> {
 }
 
 /// The same, and which device that is.
-pub fn look_where_backing(name: &str) -> Result<(BackingSuperblock, Presence), Failure> {
+pub fn look_where_backing(name: &str) -> Result<(BackingSuperblock, DevicePresence), Failure> {
     let device = Device::open(resolve(name)?, Access::Look)?;
     device.require_blocks(8)?;
     match read_superblock(&device)? {
@@ -134,7 +134,7 @@ fn read_superblock(device: &Device) -> Result<Superblock, Failure> {
     }
     let logical_block_sectors =
         if device.kind() == bcached_uring::DeviceKind::File { 1 } else { info.logical_block_sectors };
-    let facts = DeviceFacts { sectors: info.sectors, logical_block_sectors: logical_block_sectors.into() };
+    let facts = DeviceGeometry { sectors: info.sectors, logical_block_sectors: logical_block_sectors.into() };
     raw.check(facts).map_err(|error| {
         cannot(Failure::kind_of_superblock(error))
             .why(format!("its superblock is not usable: {error}"))

@@ -4,7 +4,7 @@
 //! searched for. If no daemon serves the volume any more (a ublk device that has outlived its
 //! daemon), the read waits for the searching process itself.
 
-use bcached_front_fuse::mountinfo::{self, Mounted};
+use bcached_front_fuse::mountinfo::{self, MountEntry};
 use bcached_port::loop_devices;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -71,7 +71,7 @@ fn below(name: &str) -> Option<Vec<String>> {
 }
 
 /// Returns the mount that holds the file of a loop device.
-fn mount_under(name: &str) -> Option<Mounted> {
+fn mount_under(name: &str) -> Option<MountEntry> {
     let file = loop_devices::backing_file(Path::new(name))?;
     mountinfo::around(&file).ok().flatten()
 }

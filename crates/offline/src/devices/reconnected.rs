@@ -8,17 +8,17 @@
 use super::{BackingDevice, CacheDevice, look, open_backing, open_cache, twins};
 use bcached_control::failure::{Failure, Kind};
 use bcached_format::{Superblock, Uuid};
-use bcached_uring::Presence;
+use bcached_uring::DevicePresence;
 use std::path::{Path, PathBuf};
 
 /// The result of a search for a device.
-pub enum Found<T> {
+pub enum Reconnection<T> {
     /// The device is back, under another node or as another file.
-    Back(T),
+    Reopened(T),
     /// Nothing was found, as far as can be determined.
-    Nothing,
+    Missing,
     /// Something else is in its place; the failure says what.
-    Another(Failure),
+    Rejected(Failure),
 }
 
 /// Opens and claims the backing device `name` with this UUID, if it is not the one that `known`
@@ -26,7 +26,11 @@ pub enum Found<T> {
 ///
 /// # Errors
 /// It is back and cannot be opened; or several devices may be it.
-pub fn open_returned(name: &str, uuid: Uuid, known: Presence) -> Result<Found<BackingDevice>, Failure> {
+pub fn open_returned(
+    name: &str,
+    uuid: Uuid,
+    known: DevicePresence,
+) -> Result<Reconnection<BackingDevice>, Failure> {
     opened(whereabouts(name, uuid, known)?, open_backing)
 }
 
@@ -34,35 +38,42 @@ pub fn open_returned(name: &str, uuid: Uuid, known: Presence) -> Result<Found<Ba
 ///
 /// # Errors
 /// As of [`open_returned`].
-pub fn open_returned_cache(name: &str, uuid: Uuid, known: Presence) -> Result<Found<CacheDevice>, Failure> {
+pub fn open_returned_cache(
+    name: &str,
+    uuid: Uuid,
+    known: DevicePresence,
+) -> Result<Reconnection<CacheDevice>, Failure> {
     opened(whereabouts(name, uuid, known)?, open_cache)
 }
 
-fn opened<T>(found: Found<PathBuf>, open: fn(&str) -> Result<T, Failure>) -> Result<Found<T>, Failure> {
+fn opened<T>(
+    found: Reconnection<PathBuf>,
+    open: fn(&str) -> Result<T, Failure>,
+) -> Result<Reconnection<T>, Failure> {
     Ok(match found {
-        Found::Back(path) => Found::Back(open(&path.to_string_lossy())?),
-        Found::Nothing => Found::Nothing,
-        Found::Another(failure) => Found::Another(failure),
+        Reconnection::Reopened(path) => Reconnection::Reopened(open(&path.to_string_lossy())?),
+        Reconnection::Missing => Reconnection::Missing,
+        Reconnection::Rejected(failure) => Reconnection::Rejected(failure),
     })
 }
 
-fn whereabouts(name: &str, uuid: Uuid, known: Presence) -> Result<Found<PathBuf>, Failure> {
+fn whereabouts(name: &str, uuid: Uuid, known: DevicePresence) -> Result<Reconnection<PathBuf>, Failure> {
     let is_gone = known.is_gone();
     // If `known` is still at this path, reading it would be I/O to the failing device.
     let there = Some(Path::new(name)).filter(|path| !name.starts_with("UUID=") && !known.is_at(path));
     if let Some(path) = there.filter(|path| twins::identity_with(path, uuid).is_some()) {
-        return Ok(Found::Back(path.to_owned()));
+        return Ok(Reconnection::Reopened(path.to_owned()));
     }
     if is_gone {
         match twins::find(name, &uuid.to_string()) {
-            Ok(path) if known.is_at(&path) => return Ok(Found::Nothing),
-            Ok(path) => return Ok(Found::Back(path)),
+            Ok(path) if known.is_at(&path) => return Ok(Reconnection::Missing),
+            Ok(path) => return Ok(Reconnection::Reopened(path)),
             Err(failure) if failure.kind == Kind::NotFound => {}
             Err(failure) => return Err(failure),
         }
     }
     let another = there.and_then(|_| another(name, uuid, is_gone));
-    Ok(another.map_or(Found::Nothing, Found::Another))
+    Ok(another.map_or(Reconnection::Missing, Reconnection::Rejected))
 }
 
 /// Returns what to report about something else in the device's place; `None` if there is nothing,

@@ -9,7 +9,7 @@ use super::own_devices::{block_devices, lies_on_a_volume};
 use super::read_superblock;
 use bcached_control::failure::{Failure, Kind};
 use bcached_format::{Superblock, Uuid};
-use bcached_uring::{Access, Device, Identity};
+use bcached_uring::{Access, Device, DeviceIdentity};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -59,7 +59,7 @@ fn candidates(uuid: Uuid) -> Vec<PathBuf> {
 }
 
 /// Returns the identity of the device at `path`, if it has the UUID.
-pub fn identity_with(path: &Path, wanted: Uuid) -> Option<Identity> {
+pub fn identity_with(path: &Path, wanted: Uuid) -> Option<DeviceIdentity> {
     let device = Device::open(path, Access::Look).ok()?;
     let carries_it = match read_superblock(&device).ok()? {
         Superblock::Backing(superblock) => superblock.uuid() == wanted,
@@ -70,7 +70,10 @@ pub fn identity_with(path: &Path, wanted: Uuid) -> Option<Identity> {
 
 /// Returns the devices that are below none of the others; `below` returns what a device is directly
 /// stacked on.
-fn uppermost(found: &BTreeMap<Identity, PathBuf>, below: impl Fn(Identity) -> Vec<Identity>) -> Vec<PathBuf> {
+fn uppermost(
+    found: &BTreeMap<DeviceIdentity, PathBuf>,
+    below: impl Fn(DeviceIdentity) -> Vec<DeviceIdentity>,
+) -> Vec<PathBuf> {
     let mut components = Vec::new();
     let mut open: Vec<_> = found.keys().copied().collect();
     while let Some(device) = open.pop() {
@@ -87,12 +90,12 @@ fn uppermost(found: &BTreeMap<Identity, PathBuf>, below: impl Fn(Identity) -> Ve
 
 /// Returns what the kernel reports the device to be made of: the components of md and
 /// device-mapper, the disk below a loop device.
-fn below(device: Identity) -> Vec<Identity> {
-    let Identity::Block { major, minor } = device else { return Vec::new() };
+fn below(device: DeviceIdentity) -> Vec<DeviceIdentity> {
+    let DeviceIdentity::Block { major, minor } = device else { return Vec::new() };
     let place = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
     let slaves = fs::read_dir(place.join("slaves")).into_iter().flatten().flatten();
     let slaves = slaves.filter_map(|slave| fs::read_to_string(slave.path().join("dev")).ok());
-    let mut below: Vec<_> = slaves.filter_map(|number| Identity::of_block(&number)).collect();
+    let mut below: Vec<_> = slaves.filter_map(|number| DeviceIdentity::of_block(&number)).collect();
     let under_loop = device.file_beneath().and_then(|path| Device::open(path, Access::Look).ok());
     below.extend(under_loop.map(|device| device.identity()));
     below
@@ -109,10 +112,10 @@ fn mapped_name(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bcached_control::failure::Outlook;
+    use bcached_control::failure::RetryClass;
 
-    const fn disk(minor: u32) -> Identity {
-        Identity::Block { major: 8, minor }
+    const fn disk(minor: u32) -> DeviceIdentity {
+        DeviceIdentity::Block { major: 8, minor }
     }
 
     /// The uppermost of the devices with these numbers. Each pair is a device and what it is
@@ -141,8 +144,8 @@ mod tests {
     fn the_refusal_names_both_and_what_to_do() {
         let told = ambiguous("UUID=x", &["/dev/sdb".into(), "/dev/sdc".into()]);
         assert_eq!(
-            (told.kind.exit(), told.outlook()),
-            (3, Outlook::Comes),
+            (told.kind.exit(), told.retry_class()),
+            (3, RetryClass::WhenPresent),
             "the mirror over both may not be there yet"
         );
         let said = told.to_string();

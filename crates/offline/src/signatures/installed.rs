@@ -4,7 +4,7 @@
 //! The program is run and not linked: a static binary in a container has neither, and bcached's own
 //! table is all it needs.
 
-use super::{Class, Found};
+use super::{SignatureClass, SignatureScan};
 use crate::device;
 use bcached_control::failure::{Failure, Kind};
 use std::borrow::Cow;
@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 const PROGRAM: &str = "wipefs";
 
 /// Adds what the own table does not have.
-pub(super) fn find(found: &mut Found<'_>) -> Result<(), Failure> {
+pub(super) fn find(found: &mut SignatureScan<'_>) -> Result<(), Failure> {
     let Some(program) = program() else { return Ok(()) };
     let path = found.device.path();
     let cannot = |why: String| {
@@ -43,7 +43,7 @@ pub(super) fn find(found: &mut Found<'_>) -> Result<(), Failure> {
                 cannot(format!("{} printed {line:?}, which is not understood", program.display()))
             })?;
         if kind != "bcache" && !found.covers(offset, length) {
-            found.mark(Cow::Owned(kind), Class::Content, offset, length);
+            found.mark(Cow::Owned(kind), SignatureClass::Content, offset, length);
         }
     }
     Ok(())

@@ -29,7 +29,7 @@ use std::borrow::Cow;
 
 /// How a signature is treated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Class {
+pub enum SignatureClass {
     /// `--wipe-signature=TYPE` overrides the refusal.
     Content,
     /// Part of an array or volume group: nothing overrides; its own tool removes it.
@@ -39,7 +39,7 @@ pub enum Class {
     },
 }
 
-impl Class {
+impl SignatureClass {
     /// The command that removes the mark of a member.
     #[must_use]
     pub const fn removed_by(self) -> Option<&'static str> {
@@ -56,13 +56,13 @@ pub struct Signature {
     /// Name, as `blkid` prints it.
     pub kind: Cow<'static, str>,
     /// How it is treated.
-    pub class: Class,
+    pub class: SignatureClass,
     /// Byte offset and length of every mark that must be erased for it to be gone.
     pub marks: Vec<(u64, usize)>,
 }
 
-const MDADM: Class = Class::Member { removed_by: "mdadm --zero-superblock" };
-const PVREMOVE: Class = Class::Member { removed_by: "pvremove" };
+const MDADM: SignatureClass = SignatureClass::Member { removed_by: "mdadm --zero-superblock" };
+const PVREMOVE: SignatureClass = SignatureClass::Member { removed_by: "pvremove" };
 
 /// How many bytes at either end of a device are checked for unknown data.
 const END_BYTES: u64 = 1 << 20;
@@ -78,8 +78,8 @@ pub fn find(device: &Device) -> Result<Vec<Signature>, Failure> {
 }
 
 /// Returns those of bcached's own table.
-fn own(device: &Device) -> Result<Found<'_>, Failure> {
-    let mut found = Found { device, signatures: Vec::new() };
+fn own(device: &Device) -> Result<SignatureScan<'_>, Failure> {
+    let mut found = SignatureScan { device, signatures: Vec::new() };
     for (kind, class, offset, magic) in table::FIXED {
         found.mark_if(kind, *class, *offset, magic)?;
     }
@@ -105,7 +105,7 @@ pub fn unknown(device: &Device) -> Result<Option<String>, Failure> {
 }
 
 fn holds_unknown(device: &Device) -> Result<bool, Failure> {
-    if !matches!(superblock::read(device)?, superblock::Found::Nothing) {
+    if !matches!(superblock::read(device)?, superblock::SuperblockProbe::Absent) {
         return Ok(false);
     }
     let end = device::length(device);
@@ -134,13 +134,19 @@ pub fn described(device: &Device) -> Result<Option<String>, Failure> {
 /// The warning about data of unknown kind on a device that is about to be overwritten.
 const UNKNOWN_DATA: &str = "holds data of no known kind";
 
-struct Found<'a> {
+struct SignatureScan<'a> {
     device: &'a Device,
     signatures: Vec<Signature>,
 }
 
-impl Found<'_> {
-    fn mark(&mut self, kind: impl Into<Cow<'static, str>>, class: Class, offset: u64, length: usize) {
+impl SignatureScan<'_> {
+    fn mark(
+        &mut self,
+        kind: impl Into<Cow<'static, str>>,
+        class: SignatureClass,
+        offset: u64,
+        length: usize,
+    ) {
         let kind = kind.into();
         match self.signatures.iter_mut().find(|signature| signature.kind == kind) {
             Some(signature) if signature.marks.contains(&(offset, length)) => {}
@@ -152,7 +158,7 @@ impl Found<'_> {
     fn mark_if(
         &mut self,
         kind: &'static str,
-        class: Class,
+        class: SignatureClass,
         offset: u64,
         magic: &[u8],
     ) -> Result<(), Failure> {
@@ -166,7 +172,7 @@ impl Found<'_> {
     fn mark_before_end(
         &mut self,
         kind: &'static str,
-        class: Class,
+        class: SignatureClass,
         distance: u64,
         magic: &[u8],
     ) -> Result<(), Failure> {

@@ -1,15 +1,15 @@
 //! Partition tables. The boot sector of a file system has the mark of one, too.
 
-use super::{Class, Found};
+use super::{SignatureClass, SignatureScan};
 use crate::device;
 use bcached_control::failure::Failure;
 
-use Class::Content;
+use SignatureClass::Content;
 
 const BOOT_MARK_AT: u64 = 510;
 
 /// Finds all of them, after the file systems.
-pub(super) fn find(found: &mut Found<'_>) -> Result<(), Failure> {
+pub(super) fn find(found: &mut SignatureScan<'_>) -> Result<(), Failure> {
     let sector = device::read(found.device, 0, 512)?;
     gpt(found)?;
     mac(found, &sector)?;
@@ -21,7 +21,7 @@ pub(super) fn find(found: &mut Found<'_>) -> Result<(), Failure> {
 
 /// Finds the first header and the second one, which is at the end, or where the end was when the
 /// table was written.
-fn gpt(found: &mut Found<'_>) -> Result<(), Failure> {
+fn gpt(found: &mut SignatureScan<'_>) -> Result<(), Failure> {
     const MAGIC: &[u8] = b"EFI PART";
     const OTHER: usize = 32;
     let end = device::length(found.device);
@@ -44,7 +44,7 @@ fn gpt(found: &mut Found<'_>) -> Result<(), Failure> {
 }
 
 /// The block of the driver descriptor has the block size; the map begins in the next block.
-fn mac(found: &mut Found<'_>, sector: &[u8]) -> Result<(), Failure> {
+fn mac(found: &mut SignatureScan<'_>, sector: &[u8]) -> Result<(), Failure> {
     if !sector.starts_with(b"ER") {
         return Ok(());
     }
@@ -57,7 +57,7 @@ fn mac(found: &mut Found<'_>, sector: &[u8]) -> Result<(), Failure> {
 }
 
 /// Two bytes, and a checksum over the sector.
-fn sun(found: &mut Found<'_>, sector: &[u8]) {
+fn sun(found: &mut SignatureScan<'_>, sector: &[u8]) {
     const MARK: usize = 508;
     let sum = sector.chunks_exact(2).fold(0, |sum, word| sum ^ u16::from_be_bytes([word[0], word[1]]));
     if sector.get(MARK..MARK + 2) == Some(&[0xDA, 0xBE]) && sum == 0 {
@@ -67,7 +67,7 @@ fn sun(found: &mut Found<'_>, sector: &[u8]) {
 
 /// There is no mark: only the size of the disk, and partitions with a flag and a name of three
 /// letters that lie within the disk.
-fn atari(found: &mut Found<'_>, sector: &[u8]) {
+fn atari(found: &mut SignatureScan<'_>, sector: &[u8]) {
     const SIZE: usize = 0x1C2;
     const FIRST: usize = 0x1C6;
     const ENTRY: usize = 12;
@@ -86,7 +86,7 @@ fn atari(found: &mut Found<'_>, sector: &[u8]) {
 
 /// The mark of a boot sector: with a GPT it belongs to its protective table, with some file systems
 /// to their boot sector. Alone it is that of a table with four entries.
-fn boot_mark(found: &mut Found<'_>, sector: &[u8]) {
+fn boot_mark(found: &mut SignatureScan<'_>, sector: &[u8]) {
     if sector.get(510..512) != Some(&[0x55, 0xAA]) {
         return;
     }

@@ -1,15 +1,15 @@
 //! Finds marks that need more than a fixed offset: those at a device's end, those of two bytes,
 //! those that several types share, and copies.
 
-use super::{Class, Found, MDADM};
+use super::{MDADM, SignatureClass, SignatureScan};
 use crate::device;
 use bcached_control::failure::Failure;
 use bcached_format::{RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, units::bytes_of};
 
-use Class::Content;
+use SignatureClass::Content;
 
 /// Finds all of them. Those that others may hide come last.
-pub(super) fn find(found: &mut Found<'_>) -> Result<(), Failure> {
+pub(super) fn find(found: &mut SignatureScan<'_>) -> Result<(), Failure> {
     ext(found)?;
     swap(found)?;
     md(found)?;
@@ -44,7 +44,7 @@ fn be32(bytes: &[u8], at: usize) -> u32 {
 }
 
 /// The ext family shares a magic; the features tell which one it is, as for a mount.
-fn ext(found: &mut Found<'_>) -> Result<(), Failure> {
+fn ext(found: &mut SignatureScan<'_>) -> Result<(), Failure> {
     const SUPERBLOCK: u64 = 0x400;
     const MAGIC: usize = 0x38;
     const HAS_JOURNAL: u32 = 0x4;
@@ -74,7 +74,7 @@ fn ext(found: &mut Found<'_>) -> Result<(), Failure> {
 }
 
 /// The mark is in the last ten bytes of the first page, whatever page size the machine had.
-fn swap(found: &mut Found<'_>) -> Result<(), Failure> {
+fn swap(found: &mut SignatureScan<'_>) -> Result<(), Failure> {
     for page in [4096, 8192, 16384, 32768, 65536] {
         for magic in [b"SWAPSPACE2", b"SWAP-SPACE"] {
             found.mark_if("swap", Content, page - 10, magic)?;
@@ -88,7 +88,7 @@ fn swap(found: &mut Found<'_>) -> Result<(), Failure> {
 }
 
 /// md has four places for its superblock; the oldest kind is in the byte order of its machine.
-fn md(found: &mut Found<'_>) -> Result<(), Failure> {
+fn md(found: &mut SignatureScan<'_>) -> Result<(), Failure> {
     const KIND: &str = "linux_raid_member";
     const MAGIC: &[u8] = b"\xfc\x4e\x2b\xa9";
     const SWAPPED: &[u8] = b"\xa9\x2b\x4e\xfc";
@@ -105,7 +105,7 @@ fn md(found: &mut Found<'_>) -> Result<(), Failure> {
 }
 
 /// Firmware RAIDs keep their metadata in the last sectors.
-fn firmware_raid(found: &mut Found<'_>) -> Result<(), Failure> {
+fn firmware_raid(found: &mut SignatureScan<'_>) -> Result<(), Failure> {
     const VIA: usize = 51;
     const PROMISE: [u64; 13] = [16, 63, 255, 256, 399, 591, 675, 735, 911, 951, 974, 991, 3087];
     found.mark_before_end("ddf_raid_member", MDADM, 512, b"\xde\x11\xde\x11")?;
@@ -139,7 +139,7 @@ fn firmware_raid(found: &mut Found<'_>) -> Result<(), Failure> {
 }
 
 /// DRBD's internal metadata is the last block of 4 KiB.
-fn drbd(found: &mut Found<'_>) -> Result<(), Failure> {
+fn drbd(found: &mut SignatureScan<'_>) -> Result<(), Failure> {
     const BLOCK: u64 = 4096;
     const MAGIC: u64 = 60;
     let end = device::length(found.device);
@@ -158,7 +158,7 @@ fn drbd(found: &mut Found<'_>) -> Result<(), Failure> {
 /// ZFS has four labels, two at each end, whose only mark is the ring of uberblocks. Any one label
 /// is enough to import a pool. So all four are erased together and entirely: nothing but the name
 /// of what was there is left.
-fn zfs(found: &mut Found<'_>) -> Result<(), Failure> {
+fn zfs(found: &mut SignatureScan<'_>) -> Result<(), Failure> {
     const KIND: &str = "zfs_member";
     const LABEL: u64 = 256 << 10;
     const RING: u64 = 128 << 10;
@@ -187,7 +187,7 @@ fn zfs(found: &mut Found<'_>) -> Result<(), Failure> {
 }
 
 /// The two share a magic; the format number distinguishes them.
-fn gfs(found: &mut Found<'_>) -> Result<(), Failure> {
+fn gfs(found: &mut SignatureScan<'_>) -> Result<(), Failure> {
     const AT: u64 = 0x10000;
     let bytes = device::read(found.device, AT, 32)?;
     if bytes.starts_with(b"\x01\x16\x19\x70") {
@@ -198,7 +198,7 @@ fn gfs(found: &mut Found<'_>) -> Result<(), Failure> {
 }
 
 /// Its fourth version has another name.
-fn squashfs(found: &mut Found<'_>) -> Result<(), Failure> {
+fn squashfs(found: &mut SignatureScan<'_>) -> Result<(), Failure> {
     let bytes = device::read(found.device, 0, 32)?;
     if bytes.starts_with(b"hsqs") && le16(&bytes, 28) > 3 {
         found.mark("squashfs", Content, 0, 4);
@@ -209,7 +209,7 @@ fn squashfs(found: &mut Found<'_>) -> Result<(), Failure> {
 }
 
 /// Superblocks at several places, with several magics, in both byte orders.
-fn ufs_and_sysv(found: &mut Found<'_>) -> Result<(), Failure> {
+fn ufs_and_sysv(found: &mut SignatureScan<'_>) -> Result<(), Failure> {
     const UFS: [u32; 6] = [0x0001_1954, 0x1954_0119, 0x0019_5612, 0x0009_5014, 0x0061_2195, 0x0523_1994];
     for place in [0, 8, 64, 256] {
         let at = (place << 10) + 0x55C;
@@ -227,7 +227,7 @@ fn ufs_and_sysv(found: &mut Found<'_>) -> Result<(), Failure> {
 }
 
 /// Marks of two bytes, which also occur by chance: the fields around them must be plausible.
-fn small_marks(found: &mut Found<'_>) -> Result<(), Failure> {
+fn small_marks(found: &mut SignatureScan<'_>) -> Result<(), Failure> {
     let start = device::read(found.device, 0, 512)?;
     if start.starts_with(b"HM") && matches!(le16(&start, 2), 1 | 2) {
         found.mark("LVM1_member", Content, 0, 2);
@@ -242,7 +242,7 @@ fn small_marks(found: &mut Found<'_>) -> Result<(), Failure> {
 }
 
 /// The place of the magic depends on the version, and the byte order is that of the machine.
-fn minix(found: &mut Found<'_>, superblock: &[u8]) {
+fn minix(found: &mut SignatureScan<'_>, superblock: &[u8]) {
     const OLD: [u16; 4] = [0x137F, 0x138F, 0x2468, 0x2478];
     // The magic, the blocks of both bit maps, and the logarithm of the zone's size, which is always
     // 0.
@@ -259,7 +259,7 @@ fn minix(found: &mut Found<'_>, superblock: &[u8]) {
 }
 
 /// Its second superblock, with the revision and the size that such a superblock has.
-fn nilfs_at_end(found: &mut Found<'_>) -> Result<(), Failure> {
+fn nilfs_at_end(found: &mut SignatureScan<'_>) -> Result<(), Failure> {
     const BLOCK: u64 = 4096;
     let blocks = device::length(found.device) / BLOCK;
     let Some(at) = blocks.checked_sub(1).map(|block| block * BLOCK).filter(|at| *at >= BLOCK) else {
@@ -273,7 +273,7 @@ fn nilfs_at_end(found: &mut Found<'_>) -> Result<(), Failure> {
 }
 
 /// A log has no fixed place: one of its records begins at some sector near the start.
-fn xfs_log(found: &mut Found<'_>) -> Result<(), Failure> {
+fn xfs_log(found: &mut SignatureScan<'_>) -> Result<(), Failure> {
     const LOOKED_AT: usize = 256 << 10;
     let bytes = device::read(found.device, 0, LOOKED_AT)?;
     for (sector, record) in bytes.chunks_exact(512).enumerate() {
@@ -285,7 +285,7 @@ fn xfs_log(found: &mut Found<'_>) -> Result<(), Failure> {
 }
 
 /// A FAT without the name of its type: a jump, the mark of a boot sector, and a plausible geometry.
-fn bare_fat(found: &mut Found<'_>) -> Result<(), Failure> {
+fn bare_fat(found: &mut SignatureScan<'_>) -> Result<(), Failure> {
     let bytes = device::read(found.device, 0, 512)?;
     let is_fat = matches!(bytes.first(), Some(0xEB | 0xE9))
         && bytes.get(510..512) == Some(&[0x55, 0xAA])
@@ -303,7 +303,7 @@ fn bare_fat(found: &mut Found<'_>) -> Result<(), Failure> {
 /// The superblock is at the same place as bcache's, and beside its own magic it may have one in
 /// common with it. What distinguishes them is the list of the superblock's copies, which is within
 /// it and in the sector before.
-fn bcachefs(found: &mut Found<'_>) -> Result<(), Failure> {
+fn bcachefs(found: &mut SignatureScan<'_>) -> Result<(), Failure> {
     const KIND: &str = "bcachefs";
     const LAYOUT_SECTOR: u64 = 7;
     const LAYOUT_BYTES: usize = 512;
@@ -349,7 +349,7 @@ fn bcachefs(found: &mut Found<'_>) -> Result<(), Failure> {
 
 /// Second superblocks count with the first one. Alone they count only if nothing else was found on
 /// the device: a program that formatted it later may have left them behind.
-fn copies(found: &mut Found<'_>) -> Result<(), Failure> {
+fn copies(found: &mut SignatureScan<'_>) -> Result<(), Failure> {
     const COPIES: &[(&str, u64, &[u8])] = &[
         ("f2fs", 0x1400, b"\x10\x20\xf5\xf2"),
         ("btrfs", (64 << 20) + 0x40, b"_BHRfS_M"),

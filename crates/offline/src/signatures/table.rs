@@ -1,11 +1,11 @@
 //! Marks at fixed offsets from a device's start, under the names that `blkid` has for them.
 
-use super::{Class, PVREMOVE};
+use super::{PVREMOVE, SignatureClass};
 
-use Class::Content;
+use SignatureClass::Content;
 
 /// Type, class, offset, bytes. If a mark has only two bytes, [`super::places`] checks more.
-pub(super) const FIXED: &[(&str, Class, u64, &[u8])] = &[
+pub(super) const FIXED: &[(&str, SignatureClass, u64, &[u8])] = &[
     // File systems.
     ("xfs", Content, 0, b"XFSB"),
     ("exfs", Content, 0, b"EXFS"),

@@ -86,7 +86,7 @@ fn bcachefs_is_no_bcache_though_it_once_had_its_magic() {
         ];
         let (_file, device) = recipes::device(&pieces);
         let found = superblock::read(&device).expect("reads");
-        assert!(matches!(found, superblock::Found::Nothing), "{found:?}");
+        assert!(matches!(found, superblock::SuperblockProbe::Absent), "{found:?}");
         let all = own(&device).expect("reads").signatures;
         assert_eq!(all.iter().map(|signature| signature.kind.as_ref()).collect::<Vec<_>>(), ["bcachefs"]);
         assert_eq!(all[0].marks.len(), 5, "all copies: {:x?}", all[0].marks);

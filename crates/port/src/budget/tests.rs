@@ -7,7 +7,7 @@ use std::thread;
 const LIMIT: Duration = Duration::from_secs(30);
 const MIB: u64 = 1 << 20;
 
-fn clients<const N: usize>(pool: &Arc<Pool>, bytes_max: u64) -> [Arc<Budget>; N] {
+fn clients<const N: usize>(pool: &Arc<BudgetPool>, bytes_max: u64) -> [Arc<Budget>; N] {
     [(); N].map(|()| Arc::new(Budget::new(bytes_max, Arc::clone(pool))))
 }
 
@@ -34,7 +34,7 @@ fn wait_for(client: &Arc<Budget>, bytes: u64) -> Receiver<Permit> {
     arrived
 }
 
-fn assert_empty(pool: &Pool) {
+fn assert_empty(pool: &BudgetPool) {
     let state = pool.lock();
     assert_eq!((state.used, state.shares, state.waiting.len(), state.given.len()), (0, 0, 0, 0));
     assert!(state.clients.iter().all(|(_, client)| client.share + client.common == 0));
@@ -42,7 +42,7 @@ fn assert_empty(pool: &Pool) {
 
 #[test]
 fn a_small_one_waits_behind_a_large_one() {
-    let pool = Arc::new(Pool::new(10 * MIB));
+    let pool = Arc::new(BudgetPool::new(10 * MIB));
     let [holder, large, small] = clients(&pool, 10 * MIB);
     let held = holder.acquire(6 * MIB);
     let large = wait_for(&large, 8 * MIB);
@@ -58,7 +58,7 @@ fn a_small_one_waits_behind_a_large_one() {
 /// earlier one that holds some.
 #[test]
 fn nobody_passes_the_first_who_holds_none() {
-    let pool = Arc::new(Pool::new(10 * MIB));
+    let pool = Arc::new(BudgetPool::new(10 * MIB));
     let [holder, first, some, late] = clients(&pool, 10 * MIB);
     let (most, rest, little) = (holder.acquire(4 * MIB), holder.acquire(3 * MIB), some.acquire(MIB));
     let some = wait_for(&some, 3 * MIB);
@@ -78,14 +78,14 @@ fn nobody_passes_the_first_who_holds_none() {
 #[test]
 fn who_keeps_all_it_gets_leaves_something_for_who_comes() {
     for bytes in [4096, 64 << 10, MIB] {
-        let pool = Arc::new(Pool::new(64 * MIB).leaving(4));
+        let pool = Arc::new(BudgetPool::new(64 * MIB).leaving(4));
         let stuck: [_; 8] = clients(&pool, 32 * MIB);
         // One after the other, and again.
         let held: Vec<_> = stuck.iter().chain(&stuck).map(|client| fill(client, bytes)).collect();
         assert!(held.iter().all(|held| total(held) <= 13 * MIB), "a fifth, and a share");
         let [other] = clients(&pool, 32 * MIB);
         let its = other.try_acquire(8 * MIB).expect("more is left, whoever holds the others");
-        assert_eq!(its.kind, Kind::Common);
+        assert_eq!(its.kind, GrantKind::Common);
         drop((its, held));
         assert_empty(&pool);
     }
@@ -94,7 +94,7 @@ fn who_keeps_all_it_gets_leaves_something_for_who_comes() {
 /// Two requests of the largest size take everything, and small ones still proceed.
 #[test]
 fn a_small_request_passes_those_who_hold_everything() {
-    let pool = Arc::new(Pool::new(64 * MIB));
+    let pool = Arc::new(BudgetPool::new(64 * MIB));
     let [one, other, third] = clients(&pool, 32 * MIB);
     let held = [one.acquire(32 * MIB), other.acquire(32 * MIB)];
     let waits = wait_for(&third, MIB);
@@ -113,21 +113,21 @@ fn a_small_request_passes_those_who_hold_everything() {
 /// It waits for common bytes, and can proceed with its own share.
 #[test]
 fn who_waits_goes_on_with_its_own_share() {
-    let pool = Arc::new(Pool::new(32 * MIB));
+    let pool = Arc::new(BudgetPool::new(32 * MIB));
     let [holder, client] = clients(&pool, 32 * MIB);
     let held = holder.acquire(32 * MIB);
     let first = client.acquire(SHARE_BYTES);
     let second = wait_for(&client, 4096);
     drop(first);
     let second = second.recv_timeout(LIMIT).expect("the share is free");
-    assert_eq!(second.kind, Kind::Share);
+    assert_eq!(second.kind, GrantKind::Share);
     drop((second, held));
     assert_empty(&pool);
 }
 
 #[test]
 fn who_holds_none_goes_before_who_holds_some() {
-    let pool = Arc::new(Pool::new(30 * MIB).leaving(1));
+    let pool = Arc::new(BudgetPool::new(30 * MIB).leaving(1));
     let [holder, greedy, late] = clients(&pool, 30 * MIB);
     let held = holder.acquire(24 * MIB);
     let some = greedy.acquire(2 * MIB);
@@ -146,10 +146,10 @@ fn who_holds_none_goes_before_who_holds_some() {
 
 #[test]
 fn shares_are_bounded_too() {
-    let pool = Arc::new(Pool::new(4 * MIB));
+    let pool = Arc::new(BudgetPool::new(4 * MIB));
     let small: [_; 10] = clients(&pool, 4 * MIB);
     let held: Vec<_> = small.iter().filter_map(|client| client.try_acquire(4096)).collect();
-    let shares = held.iter().filter(|permit| permit.kind == Kind::Share).count();
+    let shares = held.iter().filter(|permit| permit.kind == GrantKind::Share).count();
     assert_eq!((held.len(), shares), (10, 8), "half a MiB is eight shares");
     drop(held);
     assert_empty(&pool);
@@ -159,7 +159,7 @@ fn shares_are_bounded_too() {
 /// what it holds itself does not count.
 #[test]
 fn who_holds_some_learns_that_others_wait() {
-    let pool = Arc::new(Pool::new(8 * MIB));
+    let pool = Arc::new(BudgetPool::new(8 * MIB));
     let [holder, other, small] = clients(&pool, 8 * MIB);
     let held = holder.acquire(8 * MIB);
     let more = wait_for(&holder, MIB);
@@ -177,12 +177,12 @@ fn who_holds_some_learns_that_others_wait() {
 
 #[test]
 fn what_does_not_want_to_wait_is_told_so_and_holds_nothing() {
-    let pool = Arc::new(Pool::new(4 * MIB));
+    let pool = Arc::new(BudgetPool::new(4 * MIB));
     let [one, other] = clients(&pool, 4 * MIB);
     let held = one.try_acquire(3 * MIB).expect("there is room");
     assert!(one.try_acquire(2 * MIB).is_none(), "its own bound");
     assert!(other.try_acquire(2 * MIB).is_none(), "the bound of all");
-    assert!(other.try_acquire(SHARE_BYTES).is_some_and(|permit| permit.kind == Kind::Share));
+    assert!(other.try_acquire(SHARE_BYTES).is_some_and(|permit| permit.kind == GrantKind::Share));
     drop(held);
     drop(other.try_acquire(4 * MIB).expect("all is free"));
     assert_empty(&pool);

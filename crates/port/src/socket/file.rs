@@ -2,7 +2,7 @@
 //! folder that others can write to, the name may refer to something else a moment later, such as a
 //! link to a file of ours.
 
-use super::Identity;
+use super::FileId;
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat};
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -33,7 +33,7 @@ impl SocketFile {
     ///
     /// # Errors
     /// The system refuses.
-    pub fn identity(&self) -> io::Result<Identity> {
+    pub fn identity(&self) -> io::Result<FileId> {
         self.stat().map(|stat| (stat.st_dev, stat.st_ino))
     }
 

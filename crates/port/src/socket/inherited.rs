@@ -5,7 +5,7 @@
 //! continue instead. So a socket that is closed here before then leaves the previous process its
 //! file, with the group that it had.
 
-use super::{At, Identity, OwnFile, Passed};
+use super::{FileId, ListenAddress, OwnedSocketFile, PassedSocket};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -22,38 +22,38 @@ pub enum Purpose {
 }
 
 /// Process-wide, because the system sees sockets per process; they are found again by address.
-static SOCKETS: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+static SOCKETS: Mutex<Vec<InheritedSocket>> = Mutex::new(Vec::new());
 
-struct Kept {
+struct InheritedSocket {
     /// `None`: its address implies its purpose.
     purpose: Option<Purpose>,
-    socket: Passed,
+    socket: PassedSocket,
     /// For a unix socket: its file, if that existed.
-    file: Option<Identity>,
+    file: Option<FileId>,
 }
 
 /// No kept socket may be needed back by the previous process.
 static ARE_SETTLED: AtomicBool = AtomicBool::new(true);
 
 /// Keeps a TCP socket for the code that will listen at its address.
-pub fn keep_tcp(purpose: Purpose, socket: Passed) {
-    keep(Kept { purpose: Some(purpose), socket, file: None });
+pub fn keep_tcp(purpose: Purpose, socket: PassedSocket) {
+    keep(InheritedSocket { purpose: Some(purpose), socket, file: None });
 }
 
 /// Keeps a unix socket for the code that will listen at its path, with the identity of its file.
-pub fn keep_unix(socket: Passed, file: Option<Identity>) {
-    keep(Kept { purpose: None, socket, file });
+pub fn keep_unix(socket: PassedSocket, file: Option<FileId>) {
+    keep(InheritedSocket { purpose: None, socket, file });
 }
 
-fn keep(kept: Kept) {
+fn keep(kept: InheritedSocket) {
     ARE_SETTLED.store(false, Ordering::Relaxed);
     sockets().push(kept);
 }
 
 /// Returns the socket kept for this path, and its file's identity.
 #[must_use]
-pub fn take_unix(path: &Path) -> Option<(OwnedFd, Option<Identity>)> {
-    let kept = take(|_, at| matches!(at, At::Unix(there) if there == path))?;
+pub fn take_unix(path: &Path) -> Option<(OwnedFd, Option<FileId>)> {
+    let kept = take(|_, at| matches!(at, ListenAddress::Unix(there) if there == path))?;
     Some((kept.socket.into(), kept.file))
 }
 
@@ -64,7 +64,7 @@ pub fn take_tcp(address: SocketAddr, purpose: Purpose) -> Option<OwnedFd> {
         0 => there.ip() == address.ip(),
         _ => *there == address,
     };
-    let kept = take(|of, at| of == Some(purpose) && matches!(at, At::Tcp(there) if is_it(there)))?;
+    let kept = take(|of, at| of == Some(purpose) && matches!(at, ListenAddress::Tcp(there) if is_it(there)))?;
     Some(kept.socket.into())
 }
 
@@ -72,9 +72,9 @@ pub fn take_tcp(address: SocketAddr, purpose: Purpose) -> Option<OwnedFd> {
 /// places are abandoned.
 pub fn settle() {
     ARE_SETTLED.store(true, Ordering::Relaxed);
-    for Kept { socket, file, .. } in std::mem::take(&mut *sockets()) {
-        if let At::Unix(path) = socket.at() {
-            drop(OwnFile::inherited(path, file));
+    for InheritedSocket { socket, file, .. } in std::mem::take(&mut *sockets()) {
+        if let ListenAddress::Unix(path) = socket.at() {
+            drop(OwnedSocketFile::inherited(path, file));
         }
     }
 }
@@ -84,13 +84,13 @@ pub(super) fn are_settled() -> bool {
     ARE_SETTLED.load(Ordering::Relaxed)
 }
 
-fn take(is_it: impl Fn(Option<Purpose>, &At) -> bool) -> Option<Kept> {
+fn take(is_it: impl Fn(Option<Purpose>, &ListenAddress) -> bool) -> Option<InheritedSocket> {
     let mut sockets = sockets();
     let at = sockets.iter().position(|kept| is_it(kept.purpose, kept.socket.at()))?;
     Some(sockets.swap_remove(at))
 }
 
-fn sockets() -> MutexGuard<'static, Vec<Kept>> {
+fn sockets() -> MutexGuard<'static, Vec<InheritedSocket>> {
     SOCKETS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -114,7 +114,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.sock");
         let bound = |path: &Path| {
-            let socket = Passed::new(UnixListener::bind(path).unwrap().into()).unwrap();
+            let socket = PassedSocket::new(UnixListener::bind(path).unwrap().into()).unwrap();
             keep_unix(socket, SocketFile::just_bound(path).unwrap().identity().ok());
         };
         bound(&path);
@@ -127,7 +127,7 @@ mod tests {
 
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = tcp.local_addr().unwrap();
-        keep_tcp(Purpose::Metrics, Passed::new(tcp.into()).unwrap());
+        keep_tcp(Purpose::Metrics, PassedSocket::new(tcp.into()).unwrap());
         let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
         assert!(take_tcp(any, Purpose::Nbd).is_none() && take_tcp(address, Purpose::Nbd).is_none());
         assert!(take_tcp(any, Purpose::Metrics).is_some(), "port 0 is any");

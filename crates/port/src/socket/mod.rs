@@ -11,8 +11,8 @@ mod own;
 mod passed;
 
 pub use file::SocketFile;
-pub use own::{Identity, OwnFile, Whose};
-pub use passed::{At, NotListening, Passed};
+pub use own::{FileId, OwnedSocketFile, SocketOwner};
+pub use passed::{ListenAddress, PassedSocket, PassedSocketError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -65,9 +65,9 @@ pub enum SocketError {
 }
 
 /// A listening socket; accepting from it does not block. Its file is removed when it is dropped.
-pub struct Listening {
+pub struct SocketListener {
     fd: OwnedFd,
-    file: OwnFile,
+    file: OwnedSocketFile,
 }
 
 /// Bytes in a socket's path: `sun_path` without the terminating zero, see unix(7).
@@ -79,7 +79,7 @@ const SOCKET_MODE: Mode = Mode::from_raw_mode(0o660);
 /// Others hold the directory's lock for an instant only.
 const LOCK_LIMIT: Duration = Duration::from_secs(5);
 
-impl Listening {
+impl SocketListener {
     /// Listens at `path`, for this user and `group`. With `None`, the group is the process's own; a
     /// socket from the previous process keeps its group.
     ///
@@ -94,7 +94,7 @@ impl Listening {
         let address = SocketAddrUnix::new(path).map_err(failed("use the path"))?;
         if let Some((fd, identity)) = inherited::take_unix(path) {
             // If anything fails from here on, the previous process continues to listen there.
-            let listening = Self { fd, file: OwnFile::inherited(path, identity) };
+            let listening = Self { fd, file: OwnedSocketFile::inherited(path, identity) };
             match listening.file.file() {
                 Some(file) => give(&file, group, path)?,
                 // Clients that have already connected are served.
@@ -122,7 +122,7 @@ impl Listening {
             _ => failed("bind")(error),
         })?;
         let file = SocketFile::just_bound(path).map_err(refused("check its file"))?;
-        let listening = Self { fd, file: OwnFile::bound(path, &file) };
+        let listening = Self { fd, file: OwnedSocketFile::bound(path, &file) };
         give(&file, group, path)?;
         // After the group, so that no other group has access for an instant; and to undo the umask.
         file.set_mode(SOCKET_MODE).map_err(refused("set the file's mode"))?;
@@ -139,13 +139,13 @@ impl Listening {
     /// Returns the socket for another process, which listens there from now on, and how that
     /// process identifies its file. The file stays.
     #[must_use]
-    pub fn leave(mut self) -> (OwnedFd, Whose) {
+    pub fn leave(mut self) -> (OwnedFd, SocketOwner) {
         let whose = self.file.leave();
         (self.fd, whose)
     }
 }
 
-impl AsFd for Listening {
+impl AsFd for SocketListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -225,8 +225,8 @@ mod tests {
     use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
     use std::os::unix::net::{UnixListener, UnixStream};
 
-    fn unix(path: &Path) -> Result<Listening, SocketError> {
-        Listening::on(path, None)
+    fn unix(path: &Path) -> Result<SocketListener, SocketError> {
+        SocketListener::on(path, None)
     }
 
     #[test]
@@ -248,15 +248,18 @@ mod tests {
     }
 
     /// Keeps it as the previous process passes it on, which may need it back.
-    fn pass_on(before: &Listening) {
+    fn pass_on(before: &SocketListener) {
         let identity = before.file.file().and_then(|file| file.identity().ok());
-        inherited::keep_unix(Passed::new(before.as_fd().try_clone_to_owned().unwrap()).unwrap(), identity);
+        inherited::keep_unix(
+            PassedSocket::new(before.as_fd().try_clone_to_owned().unwrap()).unwrap(),
+            identity,
+        );
     }
 
     /// The same if the previous process does not continue.
-    fn leave(before: Listening) {
-        let (fd, Whose::Ours(identity)) = before.leave() else { unreachable!("it was bound here") };
-        inherited::keep_unix(Passed::new(fd).unwrap(), identity);
+    fn leave(before: SocketListener) {
+        let (fd, SocketOwner::Ours(identity)) = before.leave() else { unreachable!("it was bound here") };
+        inherited::keep_unix(PassedSocket::new(fd).unwrap(), identity);
     }
 
     /// Regression: another file was taken for the one that was passed on, and was deleted with it.
@@ -290,7 +293,7 @@ mod tests {
         for (said, wanted) in [(None, own), (Some(other), other), (None, other)] {
             inherited::settle();
             leave(listening);
-            listening = Listening::on(&path, said).unwrap();
+            listening = SocketListener::on(&path, said).unwrap();
             assert_eq!(fs::metadata(&path).unwrap().gid(), wanted, "{said:?}");
         }
     }
@@ -308,7 +311,7 @@ mod tests {
         own.effective.remove(CapabilitySet::CHOWN);
         rustix::thread::set_capabilities(None, own).unwrap();
         let other = rustix::process::getegid().as_raw() + 77;
-        assert!(matches!(Listening::on(&path, Some(other)), Err(SocketError::Group(_))));
+        assert!(matches!(SocketListener::on(&path, Some(other)), Err(SocketError::Group(_))));
         UnixStream::connect(&path).expect("the one before is there");
     }
 
@@ -322,9 +325,9 @@ mod tests {
         let before = unix(&path).unwrap();
         let pass_on = || {
             pass_on(&before);
-            Listening::on(&path, Some(other)).unwrap()
+            SocketListener::on(&path, Some(other)).unwrap()
         };
-        for ends in [drop as fn(Listening), |now| drop(now.leave())] {
+        for ends in [drop as fn(SocketListener), |now| drop(now.leave())] {
             let now = pass_on();
             assert_eq!(fs::metadata(&path).unwrap().gid(), other);
             ends(now);

@@ -5,54 +5,54 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Device and inode of a socket's file.
-pub type Identity = (u64, u64);
+pub type FileId = (u64, u64);
 
 /// The file of a socket. Removed when dropped, unless another file has taken its place, it is
 /// [left](Self::leave), or the previous process may still need it back.
-pub struct OwnFile {
+pub struct OwnedSocketFile {
     path: PathBuf,
-    whose: Whose,
+    whose: SocketOwner,
     /// The group it had when the previous process passed it on; `None`: it was bound here.
     former_group: Option<u32>,
 }
 
 /// Who has bound a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Whose {
+pub enum SocketOwner {
     /// This process, or one before it. `None`: its file no longer exists, whatever is in its place.
-    Ours(Option<Identity>),
+    Ours(Option<FileId>),
     /// Another program: the file stays, whatever happens to the socket.
-    SomebodyElses,
+    Foreign,
 }
 
-impl OwnFile {
+impl OwnedSocketFile {
     /// Creates the value for the file that has just been bound at `path`.
     #[must_use]
     pub fn bound(path: &Path, file: &SocketFile) -> Self {
-        Self { path: path.to_owned(), whose: Whose::Ours(file.identity().ok()), former_group: None }
+        Self { path: path.to_owned(), whose: SocketOwner::Ours(file.identity().ok()), former_group: None }
     }
 
     /// Creates the value for a socket that another process of ours has bound at `path`, if its file
     /// is still there.
     #[must_use]
-    pub fn inherited(path: &Path, identity: Option<Identity>) -> Self {
-        let mut own = Self { path: path.to_owned(), whose: Whose::Ours(identity), former_group: None };
+    pub fn inherited(path: &Path, identity: Option<FileId>) -> Self {
+        let mut own = Self { path: path.to_owned(), whose: SocketOwner::Ours(identity), former_group: None };
         let file = own.file();
         own.former_group = file.as_ref().and_then(|file| file.group().ok());
-        own.whose = Whose::Ours(identity.filter(|_| file.is_some()));
+        own.whose = SocketOwner::Ours(identity.filter(|_| file.is_some()));
         own
     }
 
     /// Creates the value for a file that another program has bound, and that stays.
     #[must_use]
     pub const fn somebody_elses(path: PathBuf) -> Self {
-        Self { path, whose: Whose::SomebodyElses, former_group: None }
+        Self { path, whose: SocketOwner::Foreign, former_group: None }
     }
 
     /// Returns whether another program has bound it.
     #[must_use]
     pub const fn is_somebody_elses(&self) -> bool {
-        matches!(self.whose, Whose::SomebodyElses)
+        matches!(self.whose, SocketOwner::Foreign)
     }
 
     /// Returns its path.
@@ -62,9 +62,9 @@ impl OwnFile {
     }
 
     /// Leaves the file for the next listener there; unchanged, if that is the previous process.
-    pub fn leave(&mut self) -> Whose {
+    pub fn leave(&mut self) -> SocketOwner {
         self.file().map(|file| self.give_back(&file));
-        std::mem::replace(&mut self.whose, Whose::SomebodyElses)
+        std::mem::replace(&mut self.whose, SocketOwner::Foreign)
     }
 
     /// Restores the group that it had, if the previous process may need it back. Returns false if
@@ -78,13 +78,13 @@ impl OwnFile {
     /// Returns the file, if it is still ours.
     #[must_use]
     pub fn file(&self) -> Option<SocketFile> {
-        let Whose::Ours(Some(identity)) = self.whose else { return None };
+        let SocketOwner::Ours(Some(identity)) = self.whose else { return None };
         let file = SocketFile::just_bound(&self.path).ok()?;
         (file.identity().ok() == Some(identity)).then_some(file)
     }
 }
 
-impl Drop for OwnFile {
+impl Drop for OwnedSocketFile {
     fn drop(&mut self) {
         if let Some(file) = self.file()
             && !self.give_back(&file)

@@ -13,14 +13,14 @@ use thiserror::Error;
 /// A listening stream socket. Accepting from it does not block. Its file is left in place when it
 /// is dropped.
 #[derive(Debug)]
-pub struct Passed {
+pub struct PassedSocket {
     fd: OwnedFd,
-    at: At,
+    at: ListenAddress,
 }
 
 /// Where a socket is.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum At {
+pub enum ListenAddress {
     /// A unix socket; for one without a file, its name behind an `@`.
     Unix(PathBuf),
     /// A TCP address.
@@ -30,7 +30,7 @@ pub enum At {
 /// Why no client can connect through a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
-pub enum NotListening {
+pub enum PassedSocketError {
     /// It is a file, or something else.
     #[error("it is not a socket")]
     NotSocket,
@@ -45,32 +45,34 @@ pub enum NotListening {
     System(Errno),
 }
 
-impl Passed {
+impl PassedSocket {
     /// Checks that `fd` is a listening stream socket, and makes it non-blocking.
     ///
     /// # Errors
-    /// [`NotListening`]; the descriptor is closed then.
-    pub fn new(fd: OwnedFd) -> Result<Self, NotListening> {
+    /// [`PassedSocketError`]; the descriptor is closed then.
+    pub fn new(fd: OwnedFd) -> Result<Self, PassedSocketError> {
         let kind = socket_type(&fd).map_err(|error| match error {
-            Errno::NOTSOCK => NotListening::NotSocket,
-            error => NotListening::System(error),
+            Errno::NOTSOCK => PassedSocketError::NotSocket,
+            error => PassedSocketError::System(error),
         })?;
-        if kind != SocketType::STREAM || !socket_acceptconn(&fd).map_err(NotListening::System)? {
-            return Err(NotListening::NotStream);
+        if kind != SocketType::STREAM || !socket_acceptconn(&fd).map_err(PassedSocketError::System)? {
+            return Err(PassedSocketError::NotStream);
         }
-        let address = getsockname(&fd).map_err(NotListening::System)?;
+        let address = getsockname(&fd).map_err(PassedSocketError::System)?;
         let at = if let Ok(address) = SocketAddr::try_from(address.clone()) {
-            At::Tcp(address)
+            ListenAddress::Tcp(address)
         } else {
-            At::Unix(path_of(&SocketAddrUnix::try_from(address).map_err(|_| NotListening::Family)?))
+            ListenAddress::Unix(path_of(
+                &SocketAddrUnix::try_from(address).map_err(|_| PassedSocketError::Family)?,
+            ))
         };
-        rustix::io::ioctl_fionbio(&fd, true).map_err(NotListening::System)?;
+        rustix::io::ioctl_fionbio(&fd, true).map_err(PassedSocketError::System)?;
         Ok(Self { fd, at })
     }
 
     /// Returns its address.
     #[must_use]
-    pub const fn at(&self) -> &At {
+    pub const fn at(&self) -> &ListenAddress {
         &self.at
     }
 }
@@ -84,19 +86,19 @@ fn path_of(address: &SocketAddrUnix) -> PathBuf {
     }
 }
 
-impl AsFd for Passed {
+impl AsFd for PassedSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-impl From<Passed> for OwnedFd {
-    fn from(passed: Passed) -> Self {
+impl From<PassedSocket> for OwnedFd {
+    fn from(passed: PassedSocket) -> Self {
         passed.fd
     }
 }
 
-impl fmt::Display for At {
+impl fmt::Display for ListenAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unix(path) => write!(f, "{}", path.display()),
@@ -115,24 +117,25 @@ mod tests {
     fn what_is_listened_on_is_taken_and_keeps_its_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("socket");
-        let passed = Passed::new(UnixListener::bind(&path).expect("a socket").into()).expect("it is one");
-        assert_eq!(passed.at(), &At::Unix(path.clone()));
+        let passed =
+            PassedSocket::new(UnixListener::bind(&path).expect("a socket").into()).expect("it is one");
+        assert_eq!(passed.at(), &ListenAddress::Unix(path.clone()));
         let nobody = rustix::net::accept(&passed).expect_err("nobody has come");
         assert_eq!(nobody, Errno::AGAIN, "and it is not waited for");
         drop(passed);
         assert!(path.exists());
         let tcp = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = tcp.local_addr().expect("it has one");
-        assert_eq!(Passed::new(tcp.into()).expect("it is one").at(), &At::Tcp(address));
+        assert_eq!(PassedSocket::new(tcp.into()).expect("it is one").at(), &ListenAddress::Tcp(address));
     }
 
     #[test]
     fn nothing_else_is() {
         let file = tempfile::tempfile().expect("a file");
-        assert_eq!(Passed::new(file.into()).expect_err("a file"), NotListening::NotSocket);
+        assert_eq!(PassedSocket::new(file.into()).expect_err("a file"), PassedSocketError::NotSocket);
         let datagrams = UdpSocket::bind("127.0.0.1:0").expect("a port");
-        assert_eq!(Passed::new(datagrams.into()).expect_err("no stream"), NotListening::NotStream);
+        assert_eq!(PassedSocket::new(datagrams.into()).expect_err("no stream"), PassedSocketError::NotStream);
         let (connected, _other) = UnixStream::pair().expect("a pair");
-        assert_eq!(Passed::new(connected.into()).expect_err("connected"), NotListening::NotStream);
+        assert_eq!(PassedSocket::new(connected.into()).expect_err("connected"), PassedSocketError::NotStream);
     }
 }

@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 
 /// What similar points have in common.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Situation {
+pub struct PointClass {
     /// Number of crashes before.
     level: usize,
     /// See [`bcached_engine::Phases::inside`].
     phases: u32,
-    place: Place,
+    place: OpTarget,
     kind: OpKind,
     fua: bool,
     completed: bool,
@@ -22,23 +22,23 @@ pub struct Situation {
 
 /// The target of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Place {
+enum OpTarget {
     Backing,
     /// The start of the cache device, with its superblock and its journal; also its flushes.
     CacheFront,
     Cache,
 }
 
-impl Situation {
+impl PointClass {
     /// Returns the situation of a point that `view` has made, after `level` crashes, in the middle
     /// of `phases`, with a cache of `cache_sectors` sectors.
     pub const fn of(view: &OpView, level: usize, phases: u32, cache_sectors: u64) -> Self {
         let &OpView { disk, kind, ref sectors, fua, completed, .. } = view;
         let place = match disk.0 {
             // The journal takes the first 128th or a little more of the device.
-            0 if sectors.start < cache_sectors / 64 => Place::CacheFront,
-            0 => Place::Cache,
-            _ => Place::Backing,
+            0 if sectors.start < cache_sectors / 64 => OpTarget::CacheFront,
+            0 => OpTarget::Cache,
+            _ => OpTarget::Backing,
         };
         Self { level, phases, place, kind, fua, completed }
     }
@@ -46,14 +46,14 @@ impl Situation {
 
 /// Number of points judged in each situation.
 #[derive(Default, Debug)]
-pub struct Novelty(BTreeMap<Situation, u64>);
+pub struct PointClassCounts(BTreeMap<PointClass, u64>);
 
-impl Novelty {
+impl PointClassCounts {
     /// Returns whether a point, identified by `number`, is to be judged. If `few` is 0, none is.
     /// Otherwise all points of a situation are picked at first, half of them once `few` have been
     /// judged, and a third once twice as many have. So for ten thousand times as many points, a
     /// hundred times as many are picked.
-    pub fn picks(&mut self, few: u64, number: u64, situation: Situation) -> bool {
+    pub fn picks(&mut self, few: u64, number: u64, situation: PointClass) -> bool {
         if few == 0 {
             return false;
         }
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn what_is_alike_is_judged_less_and_less() {
-        let mut novelty = Novelty::default();
+        let mut novelty = PointClassCounts::default();
         let view = |kind| OpView {
             disk: DiskId(1),
             kind,
@@ -80,8 +80,8 @@ mod tests {
             completed: true,
             failed: false,
         };
-        let count = |novelty: &mut Novelty, kind, few, points: std::ops::Range<u64>| {
-            let situation = Situation::of(&view(kind), 0, 0, 1000);
+        let count = |novelty: &mut PointClassCounts, kind, few, points: std::ops::Range<u64>| {
+            let situation = PointClass::of(&view(kind), 0, 0, 1000);
             points.filter(|point| novelty.picks(few, *point, situation)).count()
         };
         assert_eq!(count(&mut novelty, OpKind::Write, 0, 0..1000), 0, "none is asked for");

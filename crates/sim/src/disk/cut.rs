@@ -2,7 +2,7 @@
 //! dies.
 
 use super::store::PAGE_SECTORS;
-use super::{Device, Store};
+use super::{Device, SectorStore};
 use crate::digest::mix;
 use crate::stamp::SECTOR;
 use std::collections::BTreeSet;
@@ -97,7 +97,7 @@ impl Device {
             Survivors::Everything => self.kill_process(device, survivors),
             Survivors::Nothing | Survivors::Seeded(_) => self.cut_power(device, survivors),
         }
-        let content = |store: &Store, sector| {
+        let content = |store: &SectorStore, sector| {
             let mut bytes = [0; SECTOR];
             store.read(sector, &mut bytes);
             bytes

@@ -20,7 +20,7 @@ pub enum OpKind {
 
 /// How much of a failed write has landed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Landed {
+pub enum WrittenPart {
     /// None of it.
     Nothing,
     /// The first half.
@@ -31,9 +31,9 @@ pub enum Landed {
 
 /// What goes wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fault {
+pub enum DiskFault {
     /// The operation fails. Of a write, this much has landed; a flush drops what it covered.
-    Fail(Landed),
+    Fail(WrittenPart),
     /// It completes this many nanoseconds late.
     Late(u64),
     /// It never completes.
@@ -47,7 +47,7 @@ pub enum Fault {
 
 /// A fault for some operations.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Rule {
+pub struct FaultRule {
     /// The kind of operation.
     pub on: OpKind,
     /// Only operations that touch these sectors of the device (a flush touches all).
@@ -57,27 +57,27 @@ pub struct Rule {
     /// Then strikes this many.
     pub count: u32,
     /// The fault that they get.
-    pub fault: Fault,
+    pub fault: DiskFault,
 }
 
-impl Rule {
+impl FaultRule {
     /// Creates a rule for the next `count` operations of this kind, wherever they are.
     #[must_use]
-    pub const fn next(on: OpKind, count: u32, fault: Fault) -> Self {
+    pub const fn next(on: OpKind, count: u32, fault: DiskFault) -> Self {
         Self { on, sectors: 0..u64::MAX, skip: 0, count, fault }
     }
 }
 
 /// The rules of one device; the first that matches decides.
 #[derive(Clone, Debug, Default)]
-pub struct Faults {
-    rules: Vec<Rule>,
+pub struct FaultRules {
+    rules: Vec<FaultRule>,
     failures: u64,
 }
 
-impl Faults {
+impl FaultRules {
     /// Adds a rule after the others.
-    pub fn add(&mut self, rule: Rule) {
+    pub fn add(&mut self, rule: FaultRule) {
         self.rules.push(rule);
     }
 
@@ -91,7 +91,7 @@ impl Faults {
     /// Returns whether a rule will still make an operation fail or never complete.
     #[must_use]
     pub fn has_rules(&self) -> bool {
-        self.rules.iter().any(|rule| rule.count > 0 && !matches!(rule.fault, Fault::Late(_)))
+        self.rules.iter().any(|rule| rule.count > 0 && !matches!(rule.fault, DiskFault::Late(_)))
     }
 
     /// Counts a failure that has another cause than a rule.
@@ -100,7 +100,7 @@ impl Faults {
     }
 
     /// Returns the fault that an operation of this kind on `range` gets.
-    pub fn strike(&mut self, kind: OpKind, range: &Range<u64>) -> Option<Fault> {
+    pub fn strike(&mut self, kind: OpKind, range: &Range<u64>) -> Option<DiskFault> {
         let everywhere = matches!(kind, OpKind::Flush);
         for rule in &mut self.rules {
             let touches = everywhere || (rule.sectors.start < range.end && range.start < rule.sectors.end);
@@ -113,7 +113,7 @@ impl Faults {
                 continue;
             }
             rule.count -= 1;
-            self.failures += u64::from(!matches!(rule.fault, Fault::Late(_)));
+            self.failures += u64::from(!matches!(rule.fault, DiskFault::Late(_)));
             return Some(rule.fault);
         }
         None

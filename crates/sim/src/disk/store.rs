@@ -17,7 +17,7 @@ const CHUNK_SECTORS: u64 = PAGE_SECTORS * CHUNK_PAGES as u64;
 
 /// The content of sectors that were never written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Background {
+pub enum InitialContent {
     /// Zeroes, as on a new device.
     Zero {
         /// Sector of the device at which sector 0 of the volume lies; 0 for a device without a
@@ -37,22 +37,22 @@ pub enum Background {
 type Page = Rc<[u8; PAGE]>;
 
 #[derive(Clone)]
-struct Chunk {
+struct StoreChunk {
     pages: [Option<Page>; CHUNK_PAGES],
 }
 
 /// Content by sector.
 #[derive(Clone)]
-pub struct Store {
-    chunks: BTreeMap<u64, Rc<Chunk>>,
-    background: Background,
+pub struct SectorStore {
+    chunks: BTreeMap<u64, Rc<StoreChunk>>,
+    background: InitialContent,
     zeroes: Page,
 }
 
-impl Store {
+impl SectorStore {
     /// Creates a store that holds only the background.
     #[must_use]
-    pub fn new(background: Background) -> Self {
+    pub fn new(background: InitialContent) -> Self {
         Self { chunks: BTreeMap::new(), background, zeroes: Rc::new([0; PAGE]) }
     }
 
@@ -129,7 +129,7 @@ impl Store {
     }
 
     fn slot(&mut self, sector: u64) -> &mut Option<Page> {
-        let empty = || Rc::new(Chunk { pages: [const { None }; CHUNK_PAGES] });
+        let empty = || Rc::new(StoreChunk { pages: [const { None }; CHUNK_PAGES] });
         let chunk = self.chunks.entry(sector / CHUNK_SECTORS).or_insert_with(empty);
         &mut Rc::make_mut(chunk).pages[page_in_chunk(sector)]
     }
@@ -145,7 +145,7 @@ impl Store {
 
     fn read_background(&self, sector: u64, into: &mut [u8]) {
         into.fill(0);
-        let Background::Stamped { volume, data_start } = self.background else { return };
+        let InitialContent::Stamped { volume, data_start } = self.background else { return };
         for (index, piece) in into.chunks_exact_mut(SECTOR).enumerate() {
             if let Some(data_sector) = (sector + index as u64).checked_sub(data_start) {
                 stamp::fill(piece, volume, data_sector, 0);
@@ -182,9 +182,9 @@ fn pieces(sector: u64, bytes: usize) -> impl Iterator<Item = (u64, std::ops::Ran
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stamp::Value;
+    use crate::stamp::SectorValue;
 
-    fn value(store: &Store, sector: u64) -> Value {
+    fn value(store: &SectorStore, sector: u64) -> SectorValue {
         let mut bytes = [0; SECTOR];
         store.read(sector, &mut bytes);
         stamp::parse(&bytes, 0, sector).expect("a value of its place")
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn clones_do_not_see_each_other() {
-        let mut store = Store::new(Background::Stamped { volume: 0, data_start: 0 });
+        let mut store = SectorStore::new(InitialContent::Stamped { volume: 0, data_start: 0 });
         let mut bytes = vec![0; 20 * SECTOR];
         stamp::fill(&mut bytes, 0, 5, 1);
         store.write(5, &bytes);
@@ -200,23 +200,23 @@ mod tests {
         store.zero(6, 12);
         assert_eq!(
             (value(&store, 5), value(&store, 6), value(&store, 17)),
-            (Value::Written(1), Value::Zero, Value::Zero)
+            (SectorValue::Written(1), SectorValue::Zero, SectorValue::Zero)
         );
-        assert_eq!(value(&store, 18), Value::Written(1));
-        assert_eq!(value(&store, 25), Value::Written(0));
+        assert_eq!(value(&store, 18), SectorValue::Written(1));
+        assert_eq!(value(&store, 25), SectorValue::Written(0));
         for sector in 5..25 {
-            assert_eq!(value(&then, sector), Value::Written(1));
+            assert_eq!(value(&then, sector), SectorValue::Written(1));
         }
         assert_ne!(then.digest(), store.digest());
     }
 
     #[test]
     fn the_background_starts_at_the_data() {
-        let store = Store::new(Background::Stamped { volume: 3, data_start: 16 });
+        let store = SectorStore::new(InitialContent::Stamped { volume: 3, data_start: 16 });
         let mut bytes = [1; SECTOR];
         store.read(15, &mut bytes);
         assert_eq!(bytes, [0; SECTOR]);
         store.read(16, &mut bytes);
-        assert_eq!(stamp::parse(&bytes, 3, 0), Ok(Value::Written(0)));
+        assert_eq!(stamp::parse(&bytes, 3, 0), Ok(SectorValue::Written(0)));
     }
 }

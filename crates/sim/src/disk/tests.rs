@@ -1,17 +1,17 @@
 //! Tests each statement of the fault model that has code.
 
 use super::*;
-use crate::stamp::{self, SECTOR, Value};
+use crate::stamp::{self, SECTOR, SectorValue};
 
 fn device(torn_sectors: u64) -> Device {
-    let background = Background::Stamped { volume: 0, data_start: 0 };
-    Device::new(Model { torn_sectors, background, ..Model::fast(1024, 1) })
+    let background = InitialContent::Stamped { volume: 0, data_start: 0 };
+    Device::new(DeviceModel { torn_sectors, background, ..DeviceModel::fast(1024, 1) })
 }
 
-fn content(number: u64, range: &Range<u64>) -> Content {
+fn content(number: u64, range: &Range<u64>) -> WriteContent {
     let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap() * SECTOR];
     stamp::fill(&mut bytes, 0, range.start, number);
-    Content::Data(bytes.into())
+    WriteContent::Data(bytes.into())
 }
 
 /// Submits and completes a write whose stamp is `number`.
@@ -20,7 +20,7 @@ fn write(device: &mut Device, number: u64, range: Range<u64>) {
     device.complete(taken);
 }
 
-fn read(device: &Device, sector: u64) -> Value {
+fn read(device: &Device, sector: u64) -> SectorValue {
     let mut bytes = [0; SECTOR];
     device.read(sector, &mut bytes).unwrap();
     stamp::parse(&bytes, 0, sector).unwrap()
@@ -39,10 +39,10 @@ fn only_flushed_writes_are_sure_to_survive() {
     let flush = device.take_flush();
     write(&mut device, 2, 4..8);
     device.complete_flush(&flush);
-    assert_eq!(read(&device, 4), Value::Written(2));
+    assert_eq!(read(&device, 4), SectorValue::Written(2));
     let nothing = cut(&device, Survivors::Nothing);
-    assert_eq!((read(&nothing, 0), read(&nothing, 4)), (Value::Written(1), Value::Written(1)));
-    assert_eq!(read(&cut(&device, Survivors::Everything), 4), Value::Written(2));
+    assert_eq!((read(&nothing, 0), read(&nothing, 4)), (SectorValue::Written(1), SectorValue::Written(1)));
+    assert_eq!(read(&cut(&device, Survivors::Everything), 4), SectorValue::Written(2));
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_flush_does_not_cover_what_was_in_flight() {
     let flush = device.take_flush();
     device.complete(taken);
     device.complete_flush(&flush);
-    assert_eq!(read(&cut(&device, Survivors::Nothing), 0), Value::Written(0));
+    assert_eq!(read(&cut(&device, Survivors::Nothing), 0), SectorValue::Written(0));
 }
 
 #[test]
@@ -63,9 +63,12 @@ fn fua_is_durable_alone_and_nothing_older_replaces_it() {
     let taken = device.take(1..2, content(2, &(1..2)), true);
     device.complete(taken);
     let nothing = cut(&device, Survivors::Nothing);
-    assert_eq!((read(&nothing, 0), read(&nothing, 1)), (Value::Written(0), Value::Written(2)));
+    assert_eq!((read(&nothing, 0), read(&nothing, 1)), (SectorValue::Written(0), SectorValue::Written(2)));
     let everything = cut(&device, Survivors::Everything);
-    assert_eq!((read(&everything, 0), read(&everything, 1)), (Value::Written(1), Value::Written(2)));
+    assert_eq!(
+        (read(&everything, 0), read(&everything, 1)),
+        (SectorValue::Written(1), SectorValue::Written(2))
+    );
 }
 
 #[test]
@@ -76,7 +79,7 @@ fn without_a_volatile_cache_completed_is_durable() {
     let taken = device.take(8..9, content(2, &(8..9)), false);
     device.land(taken, u64::MAX);
     let nothing = cut(&device, Survivors::Nothing);
-    assert_eq!((read(&nothing, 0), read(&nothing, 8)), (Value::Written(1), Value::Written(0)));
+    assert_eq!((read(&nothing, 0), read(&nothing, 8)), (SectorValue::Written(1), SectorValue::Written(0)));
 }
 
 /// Over many seeds, subsets keep a later write without an earlier one and tear writes, at unit
@@ -96,7 +99,7 @@ fn subsets_lose_reorder_and_tear() {
             assert!(unit.iter().all(|value| value == &unit[0]), "no tear inside a unit of 4096");
         }
         torn += u32::from(first.iter().any(|value| value != &first[0]));
-        let lost = |values: &[Value]| values.iter().all(|value| *value == Value::Written(0));
+        let lost = |values: &[SectorValue]| values.iter().all(|value| *value == SectorValue::Written(0));
         later_only += u32::from(lost(&first) && !lost(&second));
     }
     assert!(later_only > 10, "{later_only}");
@@ -110,11 +113,11 @@ fn a_failed_flush_drops_and_the_next_one_succeeds() {
     let flush = device.take_flush();
     write(&mut device, 2, 2..3);
     device.fail_flush(&flush);
-    assert_eq!((read(&device, 0), read(&device, 2)), (Value::Written(0), Value::Written(2)));
+    assert_eq!((read(&device, 0), read(&device, 2)), (SectorValue::Written(0), SectorValue::Written(2)));
     let flush = device.take_flush();
     device.complete_flush(&flush);
     let nothing = cut(&device, Survivors::Nothing);
-    assert_eq!((read(&nothing, 0), read(&nothing, 2)), (Value::Written(0), Value::Written(2)));
+    assert_eq!((read(&nothing, 0), read(&nothing, 2)), (SectorValue::Written(0), SectorValue::Written(2)));
 }
 
 /// What a failed flush drops stays lost after the write completes. A durable write and one that was
@@ -133,7 +136,7 @@ fn a_failed_flush_drops_some_of_what_was_in_flight() {
     open.iter().chain([&durable, &later]).for_each(|number| device.complete(*number));
     assert!(dropped.len() > 4 && dropped.len() < 28, "{dropped:?}");
     for sector in 0..128 {
-        let is = Value::Written(u64::from(!dropped.contains(&sector)));
+        let is = SectorValue::Written(u64::from(!dropped.contains(&sector)));
         assert_eq!(read(&device, sector), is, "{sector}");
     }
     assert!(dropped.iter().all(|sector| *sector < 32), "{dropped:?}");
@@ -154,11 +157,16 @@ fn without_a_volatile_cache_a_failed_flush_drops_nothing() {
 
 #[test]
 fn a_failed_write_lands_as_told() {
-    for (landed, first, last) in [(Landed::Nothing, 0, 0), (Landed::Part, 1, 0), (Landed::Everything, 1, 1)] {
+    for (landed, first, last) in
+        [(WrittenPart::Nothing, 0, 0), (WrittenPart::Part, 1, 0), (WrittenPart::Everything, 1, 1)]
+    {
         let mut device = device(1);
         let taken = device.take(0..8, content(1, &(0..8)), false);
         device.fail(taken, landed);
-        assert_eq!((read(&device, 0), read(&device, 7)), (Value::Written(first), Value::Written(last)));
+        assert_eq!(
+            (read(&device, 0), read(&device, 7)),
+            (SectorValue::Written(first), SectorValue::Written(last))
+        );
     }
 }
 
@@ -169,10 +177,10 @@ fn a_dead_process_leaves_the_volatile_cache_alone() {
     device.take(8..16, content(2, &(8..16)), false);
     let mut killed = device.clone();
     killed.kill_process(0, Survivors::Nothing);
-    assert_eq!((read(&killed, 0), read(&killed, 8)), (Value::Written(1), Value::Written(0)));
-    assert_eq!(read(&cut(&killed, Survivors::Nothing), 0), Value::Written(0), "it is still volatile");
+    assert_eq!((read(&killed, 0), read(&killed, 8)), (SectorValue::Written(1), SectorValue::Written(0)));
+    assert_eq!(read(&cut(&killed, Survivors::Nothing), 0), SectorValue::Written(0), "it is still volatile");
     device.kill_process(0, Survivors::Everything);
-    assert_eq!(read(&device, 8), Value::Written(2));
+    assert_eq!(read(&device, 8), SectorValue::Written(2));
 }
 
 #[test]
@@ -188,7 +196,7 @@ fn latent_errors_go_with_the_next_write() {
 #[test]
 fn an_ignored_discard_repairs_nothing() {
     let mut bytes = [0; SECTOR];
-    for (content, result) in [(Content::Keep, Err(IoErrorKind::Io)), (Content::Zero, Ok(()))] {
+    for (content, result) in [(WriteContent::Keep, Err(IoErrorKind::Io)), (WriteContent::Zero, Ok(()))] {
         let mut device = device(1);
         device.make_unreadable(3..4);
         let taken = device.take(0..8, content, false);
@@ -212,14 +220,14 @@ fn rot_shows_where_nothing_newer_stands() {
         stamp::parse(&bytes, 0, sector).is_err()
     };
     assert!(torn(&device, 0));
-    assert_eq!(read(&device, 1), Value::Written(2), "it is in the volatile cache, not on the medium");
+    assert_eq!(read(&device, 1), SectorValue::Written(2), "it is in the volatile cache, not on the medium");
     assert!(torn(&cut(&device, Survivors::Nothing), 1));
-    assert_eq!(read(&cut(&device, Survivors::Everything), 1), Value::Written(2));
+    assert_eq!(read(&cut(&device, Survivors::Everything), 1), SectorValue::Written(2));
 }
 
 #[test]
 fn unaligned_and_outside_requests_are_refused() {
-    let device = Device::new(Model::fast(64, 8));
+    let device = Device::new(DeviceModel::fast(64, 8));
     assert!(device.accepts(8, 16));
     assert!(!device.accepts(4, 8));
     assert!(!device.accepts(8, 4));
@@ -229,12 +237,12 @@ fn unaligned_and_outside_requests_are_refused() {
 
 #[test]
 fn rules_strike_where_and_as_often_as_they_say() {
-    let mut faults = Faults::default();
-    faults.add(Rule { on: OpKind::Write, sectors: 10..20, skip: 1, count: 1, fault: Fault::Never });
+    let mut faults = FaultRules::default();
+    faults.add(FaultRule { on: OpKind::Write, sectors: 10..20, skip: 1, count: 1, fault: DiskFault::Never });
     assert_eq!(faults.strike(OpKind::Write, &(0..10)), None);
     assert_eq!(faults.strike(OpKind::Write, &(8..12)), None, "skipped");
     assert_eq!(faults.strike(OpKind::Read, &(8..12)), None);
-    assert_eq!(faults.strike(OpKind::Write, &(19..30)), Some(Fault::Never));
+    assert_eq!(faults.strike(OpKind::Write, &(19..30)), Some(DiskFault::Never));
     assert_eq!(faults.strike(OpKind::Write, &(10..20)), None, "used up");
     assert_eq!(faults.failures(), 1);
 }

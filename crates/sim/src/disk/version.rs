@@ -1,6 +1,6 @@
 //! The part of one write in one page, between landing and reaching the medium.
 
-use super::store::{PAGE_SECTORS, Store};
+use super::store::{PAGE_SECTORS, SectorStore};
 use crate::stamp::SECTOR;
 use bcached_env::Payload;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 /// What a write, zeroing or discard puts down.
 #[derive(Clone, Debug)]
-pub enum Content {
+pub enum WriteContent {
     /// These bytes, shared with the engine.
     Payload(Payload),
     /// These bytes, owned by the simulation.
@@ -21,50 +21,50 @@ pub enum Content {
 
 /// A part of a content, starting at its sector `first`.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
-    content: Content,
+pub(super) struct ContentPart {
+    content: WriteContent,
     first: u64,
 }
 
-impl Content {
-    pub(super) fn slice(&self, range: Range<u64>) -> Part {
-        Part { content: self.clone(), first: range.start }
+impl WriteContent {
+    pub(super) fn slice(&self, range: Range<u64>) -> ContentPart {
+        ContentPart { content: self.clone(), first: range.start }
     }
 }
 
-impl Part {
+impl ContentPart {
     /// Returns the bytes of the sectors `range` of this part; `None` for zeroes.
     fn sectors(&self, range: Range<u64>) -> Option<&[u8]> {
         let at = |index| usize::try_from(self.first + index).expect("a request fits memory") * SECTOR;
         let bytes = at(range.start)..at(range.end);
         match &self.content {
-            Content::Payload(payload) => Some(&payload.as_slice()[bytes]),
-            Content::Data(data) => Some(&data[bytes]),
-            Content::Zero | Content::Keep => None,
+            WriteContent::Payload(payload) => Some(&payload.as_slice()[bytes]),
+            WriteContent::Data(data) => Some(&data[bytes]),
+            WriteContent::Zero | WriteContent::Keep => None,
         }
     }
 }
 
 /// The sectors of one page that one write has put down.
 #[derive(Clone, Debug)]
-pub(super) struct Version {
+pub(super) struct PageVersion {
     /// Number of the write on its device.
     pub(super) number: u64,
     /// Sector within the page at which `part` starts.
     first: u64,
     /// Bit mask of the page's sectors whose content still comes from this version.
     mask: u8,
-    part: Part,
+    part: ContentPart,
 }
 
-impl Version {
+impl PageVersion {
     /// Creates the version of one page; `range` must lie within that page.
-    pub(super) fn new(number: u64, range: Range<u64>, part: Part) -> Self {
+    pub(super) fn new(number: u64, range: Range<u64>, part: ContentPart) -> Self {
         let first = range.start % PAGE_SECTORS;
         let count = range.end - range.start;
         assert!(first + count <= PAGE_SECTORS, "a version stays within a page");
         let ones = u8::MAX >> (PAGE_SECTORS - count);
-        let mask = if matches!(part.content, Content::Keep) { 0 } else { ones << first };
+        let mask = if matches!(part.content, WriteContent::Keep) { 0 } else { ones << first };
         Self { number, first, mask, part }
     }
 
@@ -78,7 +78,7 @@ impl Version {
     }
 
     /// Writes its sectors to `store`.
-    pub(super) fn apply(&self, store: &mut Store, page: u64) {
+    pub(super) fn apply(&self, store: &mut SectorStore, page: u64) {
         let mut first = 0;
         while first < PAGE_SECTORS {
             // The next run of sectors that this version still holds.

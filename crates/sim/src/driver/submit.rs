@@ -2,9 +2,9 @@
 //! landing and completion.
 
 use super::ways::place_of_memory;
-use super::{Due, Ending, OpView, Way, World};
+use super::{DeviceMapping, DueEvent, OpResult, OpView, World};
 use crate::digest::mix;
-use crate::disk::{Content, Fault, Landed, OpKind};
+use crate::disk::{DiskFault, OpKind, WriteContent, WrittenPart};
 use bcached_env::{Buffer, DiskId, IoErrorKind, Op, Token};
 use std::ops::Range;
 
@@ -15,19 +15,19 @@ const SLOW_ONE_IN: u64 = 4;
 const FLUSH_FACTOR: u64 = 4;
 
 /// An operation that changes the device.
-struct Change {
+struct DeviceChange {
     range: Range<u64>,
-    content: Content,
+    content: WriteContent,
     fua: bool,
     kind: OpKind,
 }
 
 /// The result of checking a request.
-enum Screened {
+enum Admission {
     /// The device refuses it.
     Refused,
     /// The device accepts it, and this fault, if any, strikes it.
-    Taken(Option<Fault>),
+    Accepted(Option<DiskFault>),
 }
 
 impl World {
@@ -35,7 +35,7 @@ impl World {
         if let Some(place) = place_of_memory(disk) {
             return self.submit_to_memory(place, token, op);
         }
-        let Way { device, is_gone } = self.way(disk);
+        let DeviceMapping { device, is_gone } = self.way(disk);
         if let Op::Write { payload, .. } = &op {
             self.written[device] += payload.len() as u64;
         }
@@ -54,20 +54,20 @@ impl World {
                 let range = sector..sector.saturating_add(sectors_in(payload.len()));
                 // Copy lent memory now: from here on it belongs to the device, like pages that are
                 // under DMA.
-                let content = Content::Payload(payload.stable().expect("the payload is readable"));
-                self.submit_change(disk, token, Change { range, content, fua, kind: OpKind::Write });
+                let content = WriteContent::Payload(payload.stable().expect("the payload is readable"));
+                self.submit_change(disk, token, DeviceChange { range, content, fua, kind: OpKind::Write });
             }
             Op::Zero { sector, sectors, unmap } => {
                 let range = sector..sector.saturating_add(sectors);
                 let is_known = self.devices[disk.0 as usize].model.zeroing.does(unmap);
-                let content = if is_known { Content::Zero } else { Content::Keep };
-                let change = Change { range, content, fua: false, kind: OpKind::Zero };
+                let content = if is_known { WriteContent::Zero } else { WriteContent::Keep };
+                let change = DeviceChange { range, content, fua: false, kind: OpKind::Zero };
                 self.submit_change(disk, token, change);
             }
             Op::Discard { sector, sectors } => {
                 let range = sector..sector.saturating_add(sectors);
-                let content = if self.rng.one_in(2) { Content::Zero } else { Content::Keep };
-                let change = Change { range, content, fua: false, kind: OpKind::Discard };
+                let content = if self.rng.one_in(2) { WriteContent::Zero } else { WriteContent::Keep };
+                let change = DeviceChange { range, content, fua: false, kind: OpKind::Discard };
                 self.submit_change(disk, token, change);
             }
         }
@@ -77,37 +77,37 @@ impl World {
         self.reads[disk.0 as usize] += 1;
         let range = sector..sector.saturating_add(sectors_in(buffer.len()));
         let view = OpView::of(disk, OpKind::Read, range, false);
-        self.trace.submitted(self.now, &view, &Content::Keep, None);
+        self.trace.submitted(self.now, &view, &WriteContent::Keep, None);
         self.pass(&view);
-        let Screened::Taken(fault) = self.screen(&view, Some(&buffer)) else {
+        let Admission::Accepted(fault) = self.screen(&view, Some(&buffer)) else {
             return self.refuse(token, &view, IoErrorKind::Invalid, Some(buffer));
         };
         let latency = self.latency(disk, 1) + self.node_read(&view);
         let done = view.ended();
         let index = disk.0 as usize;
         match fault {
-            Some(Fault::Never) => {}
-            Some(Fault::Unreachable) => self.refuse(token, &done, IoErrorKind::Unreachable, Some(buffer)),
-            Some(Fault::Fail(_)) => self.refuse(token, &done, IoErrorKind::Io, Some(buffer)),
-            Some(Fault::Decayed) => {
+            Some(DiskFault::Never) => {}
+            Some(DiskFault::Unreachable) => self.refuse(token, &done, IoErrorKind::Unreachable, Some(buffer)),
+            Some(DiskFault::Fail(_)) => self.refuse(token, &done, IoErrorKind::Io, Some(buffer)),
+            Some(DiskFault::Decayed) => {
                 self.devices[index].make_unreadable(done.sectors.clone());
                 self.refuse(token, &done, IoErrorKind::Io, Some(buffer));
             }
-            Some(Fault::Late(_)) | None => {
+            Some(DiskFault::Late(_)) | None => {
                 let late = self.delay(fault);
                 let end = self.now + latency + late;
                 // Some devices answer late, others start late: these may return content of a late
                 // moment.
                 let span = if late > 0 && self.rng.one_in(2) { latency + late } else { latency };
                 let sample = self.now + self.rng.below(span + 1);
-                self.schedule(sample, Due::Sample { disk: index, token, sector, buffer, end });
+                self.schedule(sample, DueEvent::Sample { disk: index, token, sector, buffer, end });
             }
         }
     }
 
     fn submit_flush(&mut self, disk: DiskId, token: Token) {
         let view = OpView::of(disk, OpKind::Flush, 0..0, false);
-        self.trace.submitted(self.now, &view, &Content::Keep, self.next_point(&view));
+        self.trace.submitted(self.now, &view, &WriteContent::Keep, self.next_point(&view));
         let index = disk.0 as usize;
         if !self.flushing.insert(index) && self.one_flush {
             self.refused
@@ -119,33 +119,33 @@ impl World {
         self.pass(&view);
         let done = view.ended();
         match fault {
-            Some(Fault::Never) => {}
-            Some(Fault::Unreachable) => self.refuse(token, &done, IoErrorKind::Unreachable, None),
+            Some(DiskFault::Never) => {}
+            Some(DiskFault::Unreachable) => self.refuse(token, &done, IoErrorKind::Unreachable, None),
             _ if self.devices[index].gone => self.refuse(token, &done, IoErrorKind::Unreachable, None),
             _ => {
-                let failed = matches!(fault, Some(Fault::Fail(_) | Fault::Decayed));
-                let ending = Ending::Flush { flush, failed };
-                self.schedule(end, Due::Done { disk: index, token, ending, view: done });
+                let failed = matches!(fault, Some(DiskFault::Fail(_) | DiskFault::Decayed));
+                let ending = OpResult::Flush { flush, failed };
+                self.schedule(end, DueEvent::Done { disk: index, token, ending, view: done });
             }
         }
     }
 
-    fn submit_change(&mut self, disk: DiskId, token: Token, change: Change) {
-        let Change { range, content, fua, kind } = change;
+    fn submit_change(&mut self, disk: DiskId, token: Token, change: DeviceChange) {
+        let DeviceChange { range, content, fua, kind } = change;
         let view = OpView::of(disk, kind, range.clone(), fua);
         self.trace.submitted(self.now, &view, &content, self.next_point(&view));
         let done = view.ended();
-        let Screened::Taken(fault) = self.screen(&view, None) else {
+        let Admission::Accepted(fault) = self.screen(&view, None) else {
             self.pass(&view);
             return self.refuse(token, &done, IoErrorKind::Invalid, None);
         };
         let index = disk.0 as usize;
         let unsupported = match kind {
             OpKind::Discard => !self.devices[index].model.discard,
-            OpKind::Zero => matches!(content, Content::Keep),
+            OpKind::Zero => matches!(content, WriteContent::Keep),
             _ => false,
         };
-        if unsupported || matches!(fault, Some(Fault::Unreachable)) {
+        if unsupported || matches!(fault, Some(DiskFault::Unreachable)) {
             self.pass(&view);
             let why = if unsupported { IoErrorKind::Unsupported } else { IoErrorKind::Unreachable };
             return self.refuse(token, &done, why, None);
@@ -153,17 +153,17 @@ impl World {
         let number = self.devices[index].take(range.clone(), content, fua);
         let latency = self.latency(disk, 1);
         let failed = match fault {
-            Some(Fault::Fail(landed)) => Some(landed),
-            Some(Fault::Decayed) => Some(Landed::Nothing),
+            Some(DiskFault::Fail(landed)) => Some(landed),
+            Some(DiskFault::Decayed) => Some(WrittenPart::Nothing),
             _ => None,
         };
-        if matches!(failed, None | Some(Landed::Everything)) {
+        if matches!(failed, None | Some(WrittenPart::Everything)) {
             self.schedule_landing(index, number, &range, latency);
         }
-        if !matches!(fault, Some(Fault::Never)) {
-            let ending = Ending::Write { number, failed };
+        if !matches!(fault, Some(DiskFault::Never)) {
+            let ending = OpResult::Write { number, failed };
             let end = self.now + latency + self.delay(fault);
-            self.schedule(end, Due::Done { disk: index, token, ending, view: done });
+            self.schedule(end, DueEvent::Done { disk: index, token, ending, view: done });
         }
         self.pass(&view);
     }
@@ -175,13 +175,13 @@ impl World {
             let unit = self.devices[disk].model.torn_sectors;
             let middle = (range.start + self.rng.below(range.end - range.start)) / unit * unit;
             let first = self.now + self.rng.below(whole - self.now + 1);
-            self.schedule(first, Due::Land { disk, number, end: middle.max(range.start) });
+            self.schedule(first, DueEvent::Land { disk, number, end: middle.max(range.start) });
         }
-        self.schedule(whole, Due::Land { disk, number, end: range.end });
+        self.schedule(whole, DueEvent::Land { disk, number, end: range.end });
     }
 
     /// Checks the form of a request, and applies the fault rules of the device.
-    fn screen(&mut self, view: &OpView, buffer: Option<&Buffer>) -> Screened {
+    fn screen(&mut self, view: &OpView, buffer: Option<&Buffer>) -> Admission {
         let device = &mut self.devices[view.disk.0 as usize];
         let sectors = view.sectors.end - view.sectors.start;
         let whole = buffer.is_none_or(|buffer| buffer.len().is_multiple_of(crate::stamp::SECTOR));
@@ -189,25 +189,25 @@ impl World {
             let what =
                 format!("disk {} refused a {:?} of sectors {:?}", view.disk.0, view.kind, view.sectors);
             self.refused.get_or_insert(what);
-            return Screened::Refused;
+            return Admission::Refused;
         }
         if device.gone {
-            return Screened::Taken(Some(Fault::Unreachable));
+            return Admission::Accepted(Some(DiskFault::Unreachable));
         }
-        Screened::Taken(device.faults.strike(view.kind, &view.sectors))
+        Admission::Accepted(device.faults.strike(view.kind, &view.sectors))
     }
 
     fn refuse(&mut self, token: Token, view: &OpView, kind: IoErrorKind, buffer: Option<Buffer>) {
         let view = view.ended();
         let end = self.now + self.latency(view.disk, 1);
         let disk = view.disk.0 as usize;
-        self.schedule(end, Due::Done { disk, token, ending: Ending::Refused(kind, buffer), view });
+        self.schedule(end, DueEvent::Done { disk, token, ending: OpResult::Refused(kind, buffer), view });
     }
 
     /// Returns by how much a fault delays an operation, and extends the deadline of every wait by
     /// the same time.
-    const fn delay(&mut self, fault: Option<Fault>) -> u64 {
-        let Some(Fault::Late(late)) = fault else { return 0 };
+    const fn delay(&mut self, fault: Option<DiskFault>) -> u64 {
+        let Some(DiskFault::Late(late)) = fault else { return 0 };
         self.late += late;
         self.deadline = self.deadline.saturating_add(late);
         late

@@ -2,21 +2,22 @@
 //! the world.
 
 use super::*;
-use crate::disk::{Background, Fault, Model, Rule};
-use bcached_env::{Executor, Order, Outcome, join_all};
+use crate::disk::{DeviceModel, DiskFault, FaultRule, InitialContent};
+use bcached_env::{Executor, RunOrder, RunOutcome, join_all};
 use std::cell::Cell;
 use std::time::Duration;
 
 fn world(seed: u64) -> Rc<RefCell<World>> {
-    let background = Background::Zero { data_start: 0 };
-    let devices = vec![Device::new(Model::fast(4096, 1)), Device::new(Model::slow(4096, 8, background))];
+    let background = InitialContent::Zero { data_start: 0 };
+    let devices =
+        vec![Device::new(DeviceModel::fast(4096, 1)), Device::new(DeviceModel::slow(4096, 8, background))];
     let mut world = World::new(devices, seed);
     world.trace.record();
     Rc::new(RefCell::new(world))
 }
 
 fn executor(world: &Rc<RefCell<World>>, seed: u64) -> Executor {
-    Executor::new(Box::new(SimDriver::new(Rc::clone(world))), Order::Seeded(Rng::new(seed)), seed)
+    Executor::new(Box::new(SimDriver::new(Rc::clone(world))), RunOrder::Seeded(Rng::new(seed)), seed)
 }
 
 fn bytes(value: u8, sectors: usize) -> bcached_env::Payload {
@@ -61,7 +62,7 @@ fn the_world_ends_at_the_point_asked_for() {
         let world = self::world(3);
         world.borrow_mut().crash_at(point);
         assert_eq!(busy(&mut executor(&world, 3)), None);
-        assert_eq!(world.borrow().halted(), Some(&Halt::Asked(point)));
+        assert_eq!(world.borrow().halted(), Some(&HaltReason::Requested(point)));
         world.borrow_mut().reboot(Crash::PowerCut, Survivors::Nothing);
         let there = world.borrow().devices[0].medium().digest() != crate::digest::Digest::new().value();
         assert_eq!(there, point == 42, "nothing is durable before the flush has completed");
@@ -94,8 +95,8 @@ fn an_observer_sees_what_a_crash_there_would_leave() {
 fn waiting_for_nothing_and_spinning_are_seen() {
     let world = world(1);
     let mut stuck = executor(&world, 1);
-    assert_eq!(stuck.run_until(|| false), Outcome::Halted);
-    assert_eq!(world.borrow().halted(), Some(&Halt::Stuck));
+    assert_eq!(stuck.run_until(|| false), RunOutcome::Halted);
+    assert_eq!(world.borrow().halted(), Some(&HaltReason::Stuck));
 
     let world = self::world(1);
     let mut spinning = executor(&world, 1);
@@ -105,8 +106,8 @@ fn waiting_for_nothing_and_spinning_are_seen() {
             env.yield_now().await;
         }
     });
-    assert_eq!(spinning.run_until(|| false), Outcome::Halted);
-    assert_eq!(world.borrow().halted(), Some(&Halt::Spinning));
+    assert_eq!(spinning.run_until(|| false), RunOutcome::Halted);
+    assert_eq!(world.borrow().halted(), Some(&HaltReason::Spinning));
 
     let world = self::world(1);
     world.borrow_mut().progress(1_000_000_000);
@@ -117,8 +118,8 @@ fn waiting_for_nothing_and_spinning_are_seen() {
             env.sleep(Duration::from_millis(1)).await;
         }
     });
-    assert_eq!(late.run_until(|| false), Outcome::Halted);
-    assert_eq!(world.borrow().halted(), Some(&Halt::Late));
+    assert_eq!(late.run_until(|| false), RunOutcome::Halted);
+    assert_eq!(world.borrow().halted(), Some(&HaltReason::Late));
 }
 
 #[test]
@@ -133,10 +134,15 @@ fn a_task_that_never_yields_is_seen() {
 #[test]
 fn faults_reach_the_one_who_asked() {
     let world = world(1);
-    let write = |fault| Rule { on: OpKind::Write, sectors: 0..8, skip: 0, count: 1, fault };
-    let flush =
-        Rule { on: OpKind::Flush, sectors: 0..0, skip: 0, count: 1, fault: Fault::Fail(Landed::Nothing) };
-    for rule in [write(Fault::Fail(Landed::Everything)), write(Fault::Unreachable), flush] {
+    let write = |fault| FaultRule { on: OpKind::Write, sectors: 0..8, skip: 0, count: 1, fault };
+    let flush = FaultRule {
+        on: OpKind::Flush,
+        sectors: 0..0,
+        skip: 0,
+        count: 1,
+        fault: DiskFault::Fail(WrittenPart::Nothing),
+    };
+    for rule in [write(DiskFault::Fail(WrittenPart::Everything)), write(DiskFault::Unreachable), flush] {
         world.borrow_mut().devices[0].faults.add(rule);
     }
     let mut executor = executor(&world, 1);
@@ -227,7 +233,7 @@ fn an_answer_waits_for_one_of_many_who_work_for_long() {
     const WORKERS: u64 = 16;
     const WRITES: u64 = 10;
     let world = world(1);
-    let mut executor = Executor::new(Box::new(SimDriver::new(Rc::clone(&world))), Order::Fifo, 1);
+    let mut executor = Executor::new(Box::new(SimDriver::new(Rc::clone(&world))), RunOrder::Fifo, 1);
     let env = executor.env();
     let breaths = Rc::new(Cell::new(0));
     for _ in 0..WORKERS {

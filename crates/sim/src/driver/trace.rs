@@ -8,16 +8,16 @@
 
 use super::{Crash, OpView};
 use crate::digest::Digest;
-use crate::disk::{Content, Survivors};
+use crate::disk::{Survivors, WriteContent};
 use bcached_env::Completion;
 use std::cell::RefCell;
 use std::fmt;
 
 /// Called with each line.
-type Teller = Box<dyn FnMut(&str)>;
+type TraceSink = Box<dyn FnMut(&str)>;
 
 thread_local! {
-    static TELLER: RefCell<Option<Teller>> = const { RefCell::new(None) };
+    static TELLER: RefCell<Option<TraceSink>> = const { RefCell::new(None) };
 }
 
 /// Runs `run`, and meanwhile calls `tell` with each line of every world of this thread. The worlds
@@ -71,19 +71,19 @@ impl Trace {
         self.is_over = true;
     }
 
-    pub(super) fn submitted(&mut self, now: u64, view: &OpView, content: &Content, point: Option<u64>) {
+    pub(super) fn submitted(&mut self, now: u64, view: &OpView, content: &WriteContent, point: Option<u64>) {
         let mut sum = Digest::new();
         match content {
-            Content::Payload(payload) => sum.bytes(payload.as_slice()),
-            Content::Data(data) => sum.bytes(data),
-            Content::Zero => sum.word(0),
-            Content::Keep => sum.word(1),
+            WriteContent::Payload(payload) => sum.bytes(payload.as_slice()),
+            WriteContent::Data(data) => sum.bytes(data),
+            WriteContent::Zero => sum.word(0),
+            WriteContent::Keep => sum.word(1),
         }
         self.event(now, view, sum.value());
         self.line(|| {
             let fua = if view.fua { " fua" } else { "" };
             let OpView { disk, kind, sectors, .. } = view;
-            format!("{now} > {} {kind:?} {sectors:?}{fua} {:016x}{}", disk.0, sum.value(), Point(point))
+            format!("{now} > {} {kind:?} {sectors:?}{fua} {:016x}{}", disk.0, sum.value(), PointSuffix(point))
         });
     }
 
@@ -100,7 +100,12 @@ impl Trace {
         self.event(now, view, sum.value());
         self.line(|| {
             let (OpView { disk, kind, sectors, .. }, result) = (view, completion.result);
-            format!("{now} < {} {kind:?} {sectors:?} {result:?} {:016x}{}", disk.0, sum.value(), Point(point))
+            format!(
+                "{now} < {} {kind:?} {sectors:?} {result:?} {:016x}{}",
+                disk.0,
+                sum.value(),
+                PointSuffix(point)
+            )
         });
     }
 
@@ -141,9 +146,9 @@ impl Trace {
 }
 
 /// The end of an operation's line: its point number, if it is a point.
-struct Point(Option<u64>);
+struct PointSuffix(Option<u64>);
 
-impl fmt::Display for Point {
+impl fmt::Display for PointSuffix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.map_or(Ok(()), |number| write!(f, " point {number}"))
     }

@@ -1,8 +1,9 @@
-//! Maps what a process has opened to devices. When a device is pulled, its mapping (a [`Way`])
-//! leads nowhere permanently; when the device is back, a new mapping leads to it.
+//! Maps what a process has opened to devices. When a device is pulled, its mapping (a
+//! [`DeviceMapping`]) leads nowhere permanently; when the device is back, a new mapping leads to
+//! it.
 
-use super::{Due, Ending, World};
-use crate::disk::{Device, Landed, Survivors};
+use super::{DueEvent, OpResult, World};
+use crate::disk::{Device, Survivors, WrittenPart};
 use bcached_env::{Buffer, Completion, DiskId, IoErrorKind, Op, Token};
 use std::collections::BTreeSet;
 
@@ -19,31 +20,31 @@ pub(super) const fn place_of_memory(disk: DiskId) -> Option<usize> {
 
 /// What a [`DiskId`] of a process leads to.
 #[derive(Clone, Copy)]
-pub(super) struct Way {
+pub(super) struct DeviceMapping {
     pub(super) device: usize,
     /// The device was pulled: every request through this way fails from then on.
     pub(super) is_gone: bool,
 }
 
-impl Way {
+impl DeviceMapping {
     /// Returns the ways of a process that has just started: each number is that of its device.
     pub(super) fn to_each(devices: &[Device]) -> Vec<Self> {
         (0..devices.len()).map(|device| Self { device, is_gone: false }).collect()
     }
 }
 
-impl Due {
+impl DueEvent {
     /// Returns the device that this event belongs to, if any.
     const fn device(&self) -> Option<usize> {
         match self {
             Self::Land { disk, .. } | Self::Sample { disk, .. } | Self::Done { disk, .. } => Some(*disk),
-            Self::Told(_) => None,
+            Self::Complete(_) => None,
         }
     }
 
     /// Creates the completion of an operation whose device was pulled.
     const fn gone(token: Token, buffer: Option<Buffer>) -> Self {
-        Self::Told(Completion { token, result: Err(IoErrorKind::Gone), buffer })
+        Self::Complete(Completion { token, result: Err(IoErrorKind::Gone), buffer })
     }
 
     /// Returns what becomes of this event when its device is pulled.
@@ -53,19 +54,19 @@ impl Due {
             Self::Sample { token, buffer, .. } => Some(Self::gone(token, Some(buffer))),
             Self::Done { token, ending, .. } => {
                 let buffer = match ending {
-                    Ending::Read(_, buffer) => Some(buffer),
-                    Ending::Refused(_, buffer) => buffer,
-                    Ending::Write { .. } | Ending::Flush { .. } => None,
+                    OpResult::Read(_, buffer) => Some(buffer),
+                    OpResult::Refused(_, buffer) => buffer,
+                    OpResult::Write { .. } | OpResult::Flush { .. } => None,
                 };
                 Some(Self::gone(token, buffer))
             }
-            told @ Self::Told(_) => Some(told),
+            told @ Self::Complete(_) => Some(told),
         }
     }
 }
 
 impl World {
-    pub(super) fn way(&self, disk: DiskId) -> Way {
+    pub(super) fn way(&self, disk: DiskId) -> DeviceMapping {
         self.ways[disk.0 as usize]
     }
 
@@ -97,7 +98,7 @@ impl World {
     /// Opens a device again that was pulled.
     pub fn reopen(&mut self, device: usize) -> DiskId {
         debug_assert!(!self.is_there(device), "it was not pulled");
-        self.ways.push(Way { device, is_gone: false });
+        self.ways.push(DeviceMapping { device, is_gone: false });
         self.trace.note(self.now, || format!("device {device} is back"));
         DiskId(u32::try_from(self.ways.len() - 1).expect("few ways"))
     }
@@ -134,7 +135,7 @@ impl World {
             Op::Flush => (Ok(()), None),
             Op::Zero { .. } | Op::Discard { .. } => (Err(IoErrorKind::Unsupported), None),
         };
-        self.schedule(self.now + MEMORY_NS, Due::Told(Completion { token, result, buffer }));
+        self.schedule(self.now + MEMORY_NS, DueEvent::Complete(Completion { token, result, buffer }));
     }
 
     /// Fails an operation on a device that was pulled.
@@ -145,11 +146,11 @@ impl World {
         };
         let disk = DiskId(u32::try_from(device).expect("few devices"));
         let end = self.now + self.latency(disk, 1);
-        self.schedule(end, Due::gone(token, buffer));
+        self.schedule(end, DueEvent::gone(token, buffer));
     }
 
     /// Postpones an event of a stalled device, and fails what a vanished device had begun.
-    pub(super) fn delayed(&mut self, due: Due) -> Option<Due> {
+    pub(super) fn delayed(&mut self, due: DueEvent) -> Option<DueEvent> {
         let Some(disk) = due.device() else { return Some(due) };
         let resume = self.devices[disk].stalled_until;
         if resume > self.now {
@@ -161,16 +162,16 @@ impl World {
         }
         let gone = IoErrorKind::Unreachable;
         match due {
-            Due::Done { disk, token, ending: Ending::Write { number, .. }, view } => {
-                let landed = if self.rng.one_in(2) { Landed::Everything } else { Landed::Nothing };
+            DueEvent::Done { disk, token, ending: OpResult::Write { number, .. }, view } => {
+                let landed = if self.rng.one_in(2) { WrittenPart::Everything } else { WrittenPart::Nothing };
                 self.fail_write(disk, number, landed);
-                Some(Due::Done { disk, token, ending: Ending::Refused(gone, None), view })
+                Some(DueEvent::Done { disk, token, ending: OpResult::Refused(gone, None), view })
             }
-            Due::Done { disk, token, ending: Ending::Flush { .. }, view } => {
-                Some(Due::Done { disk, token, ending: Ending::Refused(gone, None), view })
+            DueEvent::Done { disk, token, ending: OpResult::Flush { .. }, view } => {
+                Some(DueEvent::Done { disk, token, ending: OpResult::Refused(gone, None), view })
             }
-            Due::Done { disk, token, ending: Ending::Read(_, buffer), view } => {
-                Some(Due::Done { disk, token, ending: Ending::Refused(gone, Some(buffer)), view })
+            DueEvent::Done { disk, token, ending: OpResult::Read(_, buffer), view } => {
+                Some(DueEvent::Done { disk, token, ending: OpResult::Refused(gone, Some(buffer)), view })
             }
             other => Some(other),
         }

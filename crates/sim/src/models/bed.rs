@@ -2,16 +2,16 @@
 //! opens it, puts it under load, crashes it and opens it again.
 
 use super::hdd;
-use super::load::{Done, Load, Run};
+use super::load::{Load, LoadResult, RunningLoad};
 use super::ssd;
-use super::world::{Device, ModelDriver, Traffic, World};
+use super::world::{IoCounts, ModelDevice, ModelDriver, ModelWorld};
 use crate::note::{MemoryNote, NoteState};
 use bcached_engine::{CacheSet, Options, Status, VolumeId};
-use bcached_env::{DiskId, Env, Executor, Order, Outcome};
+use bcached_env::{DiskId, Env, Executor, RunOrder, RunOutcome};
 use bcached_format::jset::{JSET_BYTES_MAX, seal_in_place};
 use bcached_format::{
-    BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, DeviceFacts, Jset, JsetHeader,
-    RawSuperblock, Replacement, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid,
+    BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, DeviceGeometry, Jset,
+    JsetHeader, RawSuperblock, ReplacementPolicy, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid,
 };
 use std::cell::RefCell;
 use std::future::Future;
@@ -39,40 +39,40 @@ const SEED: u64 = 1;
 
 /// The devices that a set is made on and the options that it is opened with. Sizes are in sectors.
 #[derive(Clone)]
-pub struct Setting {
+pub struct BedConfig {
     /// The cache device.
-    pub cache: ssd::Model,
+    pub cache: ssd::SsdModel,
     /// Its size.
     pub cache_sectors: u64,
     /// Size of a bucket.
     pub bucket_sectors: u16,
     /// The backing disk.
-    pub backing: hdd::Model,
+    pub backing: hdd::HddModel,
     /// Size of the volume, from the start of the disk.
     pub volume_sectors: u64,
     /// The engine's options.
     pub options: Options,
 }
 
-impl Setting {
+impl BedConfig {
     /// A write-back cache on `cache` in front of a 7k8. Buckets have 512 KiB, or less if there
     /// would be few of them. Nothing is bypassed: the load decides what is cached.
     #[must_use]
-    pub fn new(cache: ssd::Model, cache_sectors: u64, volume_sectors: u64) -> Self {
+    pub fn new(cache: ssd::SsdModel, cache_sectors: u64, volume_sectors: u64) -> Self {
         let mut options = Options::default();
         options.volume.sequential_cutoff = 0;
         options.congested_read_threshold = Duration::ZERO;
         options.congested_write_threshold = Duration::ZERO;
-        let backing = hdd::Model::d7k8();
+        let backing = hdd::HddModel::d7k8();
         let fitting = (cache_sectors / BUCKETS_MIN).clamp(BUCKET_MIN, BUCKET_MAX);
         // The largest power of two that is not above it.
         let bucket_sectors = u16::try_from(1 << fitting.ilog2()).expect("at most the maximum");
         Self { cache, cache_sectors, bucket_sectors, backing, volume_sectors, options }
     }
 
-    fn devices(&self) -> Vec<Device> {
+    fn devices(&self) -> Vec<ModelDevice> {
         let set_uuid = Uuid([7; 16]);
-        let mut cache = Device::ssd(self.cache.clone(), self.cache_sectors);
+        let mut cache = ModelDevice::ssd(self.cache.clone(), self.cache_sectors);
         let superblock = CacheSuperblock::format(CacheFormat {
             uuid: Uuid([8; 16]),
             set_uuid,
@@ -80,11 +80,11 @@ impl Setting {
             block_sectors: BLOCK_SECTORS,
             bucket_sectors: self.bucket_sectors,
             discard: false,
-            replacement: Replacement::Lru,
+            replacement: ReplacementPolicy::Lru,
         });
         cache.content.write(SUPERBLOCK_SECTOR, &superblock.expect("sizes that can be run").seal()[..]);
         let device_sectors = DATA_START + self.volume_sectors;
-        let mut backing = Device::hdd(self.backing.clone(), device_sectors);
+        let mut backing = ModelDevice::hdd(self.backing.clone(), device_sectors);
         let superblock = BackingSuperblock::format(BackingFormat {
             uuid: Uuid([9; 16]),
             set_uuid,
@@ -100,9 +100,9 @@ impl Setting {
 }
 
 /// A running set and its world.
-pub struct Bed {
+pub struct TestBed {
     /// The devices and the clock.
-    pub world: Rc<RefCell<World>>,
+    pub world: Rc<RefCell<ModelWorld>>,
     /// The set.
     pub set: CacheSet,
     /// Its volume.
@@ -112,10 +112,10 @@ pub struct Bed {
     options: Options,
 }
 
-type Opened = (Executor, CacheSet, VolumeId);
+type OpenedSet = (Executor, CacheSet, VolumeId);
 
-fn open(world: &Rc<RefCell<World>>, note: &Rc<RefCell<NoteState>>, options: Options) -> Opened {
-    let mut executor = Executor::new(Box::new(ModelDriver::new(Rc::clone(world))), Order::Fifo, SEED);
+fn open(world: &Rc<RefCell<ModelWorld>>, note: &Rc<RefCell<NoteState>>, options: Options) -> OpenedSet {
+    let mut executor = Executor::new(Box::new(ModelDriver::new(Rc::clone(world))), RunOrder::Fifo, SEED);
     let (env, note) = (executor.env(), Box::new(MemoryNote::new(Rc::clone(note))));
     let opened = executor.block_on(async move {
         let set = CacheSet::open(env, DiskId(0), note, options).await.expect("a set that was made opens");
@@ -126,14 +126,14 @@ fn open(world: &Rc<RefCell<World>>, note: &Rc<RefCell<NoteState>>, options: Opti
     (executor, set, volume)
 }
 
-impl Bed {
+impl TestBed {
     /// Makes a set, opens it and attaches its volume.
     ///
     /// # Panics
     /// If the sizes cannot be run.
     #[must_use]
-    pub fn new(setting: &Setting) -> Self {
-        let world = Rc::new(RefCell::new(World::new(setting.devices())));
+    pub fn new(setting: &BedConfig) -> Self {
+        let world = Rc::new(RefCell::new(ModelWorld::new(setting.devices())));
         let note = Rc::new(RefCell::new(NoteState::new(NOTE_RECORDS)));
         let (executor, set, volume) = open(&world, &note, setting.options.clone());
         Self { world, set, volume, executor, note, options: setting.options.clone() }
@@ -153,7 +153,7 @@ impl Bed {
         self.crash_and_reopen_after(forget_the_reserve)
     }
 
-    fn crash_and_reopen_after(self, change: impl FnOnce(&mut Device)) -> (Self, u64) {
+    fn crash_and_reopen_after(self, change: impl FnOnce(&mut ModelDevice)) -> (Self, u64) {
         let Self { world, set, executor, note, options, .. } = self;
         drop((set, executor));
         note.borrow_mut().wipe();
@@ -179,7 +179,7 @@ impl Bed {
 
     /// Returns the I/O counters of a device.
     #[must_use]
-    pub fn traffic(&self, device: usize) -> Traffic {
+    pub fn traffic(&self, device: usize) -> IoCounts {
         self.world.borrow().devices[device].traffic
     }
 
@@ -213,22 +213,22 @@ impl Bed {
     ///
     /// # Panics
     /// If a request is refused, or all tasks wait for each other.
-    pub fn run(&mut self, load: &Load) -> Done {
-        let run = Run::begin(load, self.env(), &self.set, self.volume);
+    pub fn run(&mut self, load: &Load) -> LoadResult {
+        let run = RunningLoad::begin(load, self.env(), &self.set, self.volume);
         let outcome = self.executor.run_until(|| run.has_ended());
-        assert_eq!(outcome, Outcome::Done, "not all tasks wait for each other");
+        assert_eq!(outcome, RunOutcome::Done, "not all tasks wait for each other");
         run.done()
     }
 }
 
 /// Clears the mark of the reserve in each journal entry of a cache device.
-fn forget_the_reserve(device: &mut Device) {
+fn forget_the_reserve(device: &mut ModelDevice) {
     let sectors = device.sectors();
     let cache = &mut device.content;
     let mut bytes = vec![0; SUPERBLOCK_BYTES];
     cache.read(SUPERBLOCK_SECTOR, &mut bytes);
     let raw = RawSuperblock::from_bytes(&bytes).expect("all of it");
-    let facts = DeviceFacts { sectors, logical_block_sectors: 1 };
+    let facts = DeviceGeometry { sectors, logical_block_sectors: 1 };
     let Superblock::Cache(superblock) = raw.check(facts).expect("sealed") else {
         unreachable!("a cache device")
     };
@@ -247,26 +247,26 @@ fn forget_the_reserve(device: &mut Device) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::load::Until;
+    use super::super::load::StopAfter;
     use super::*;
     use bcached_engine::Request;
     use bcached_env::Buffer;
 
-    fn small() -> Setting {
-        Setting::new(ssd::Model::sata_plp(), 1 << 17, 1 << 19)
+    fn small() -> BedConfig {
+        BedConfig::new(ssd::SsdModel::sata_plp(), 1 << 17, 1 << 19)
     }
 
     /// Data that clients flushed, and metadata, survive a crash byte by byte.
     #[test]
     fn what_was_flushed_is_there_after_a_crash() {
-        let mut bed = Bed::new(&small());
+        let mut bed = TestBed::new(&small());
         let bytes: Vec<u8> = (0..64 * 512_u32).map(|at| u8::try_from(at % 251).unwrap()).collect();
         let (set, volume, payload) = (bed.set.clone(), bed.volume, Buffer::copied_from(&bytes).freeze());
         bed.block_on(async move {
             set.serve(volume, Request::Write { sector: 1000, payload, fua: false }).await.result.unwrap();
             set.serve(volume, Request::Flush).await.result.unwrap();
         });
-        bed.run(&Load::random_writes(1 << 19, 8, Until::Requests(500)));
+        bed.run(&Load::random_writes(1 << 19, 8, StopAfter::Requests(500)));
         let (mut bed, nanoseconds) = bed.crash_and_reopen();
         assert!(nanoseconds > 0);
         bed.set.assert_invariants();
@@ -285,11 +285,11 @@ mod tests {
     /// A write at queue depth 1 takes the drive's time plus the processor's.
     #[test]
     fn latencies_are_the_drives_and_the_processors() {
-        let mut bed = Bed::new(&small());
+        let mut bed = TestBed::new(&small());
         // The first write marks the backing device dirty.
-        bed.run(&Load::random_writes(1 << 19, 1, Until::Requests(1)));
+        bed.run(&Load::random_writes(1 << 19, 1, StopAfter::Requests(1)));
         let cpu_before = bed.world.borrow().cpu_ns();
-        let mut done = bed.run(&Load::random_writes(1 << 19, 1, Until::Requests(1000)));
+        let mut done = bed.run(&Load::random_writes(1 << 19, 1, StopAfter::Requests(1000)));
         let cpu = (bed.world.borrow().cpu_ns() - cpu_before) / 1000;
         let median = done.writes.quantile(500);
         println!("{median} ns, {cpu} of them the processor's");
@@ -300,11 +300,11 @@ mod tests {
     #[test]
     fn a_run_is_the_same_each_time() {
         let run = || {
-            let mut bed = Bed::new(&small());
+            let mut bed = TestBed::new(&small());
             let load = Load {
                 read_percent: 50,
                 flush_each: 7,
-                ..Load::random_writes(1 << 19, 8, Until::Requests(3000))
+                ..Load::random_writes(1 << 19, 8, StopAfter::Requests(3000))
             };
             let mut done = bed.run(&load);
             let traffic = [CACHE, BACKING].map(|device| bed.traffic(device));

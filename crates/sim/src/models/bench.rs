@@ -14,14 +14,14 @@ use super::hdd;
 
 /// The size of the devices and the length of the runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Scale {
+pub enum BenchmarkScale {
     /// The size that the bounds apply to.
     Full,
     /// A small version that takes seconds: it shows only that the benchmark runs.
     Quick,
 }
 
-impl Scale {
+impl BenchmarkScale {
     /// Returns the value that applies to this scale.
     const fn of(self, full: u64, quick: u64) -> u64 {
         match self {
@@ -33,7 +33,7 @@ impl Scale {
 
 /// One line of the table.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Row {
+pub struct BenchmarkRow {
     /// Name of the benchmark.
     pub id: &'static str,
     /// Description of the measured quantity.
@@ -46,10 +46,10 @@ pub struct Row {
     pub is_met: Option<bool>,
 }
 
-impl Row {
+impl BenchmarkRow {
     /// A figure that must not exceed `bound`.
     fn at_most(id: &'static str, quantity: impl Into<String>, measured: f64, bound: f64, unit: &str) -> Self {
-        let figure = Figure { measured, bound, unit };
+        let figure = Comparison { measured, bound, unit };
         Self::of(id, quantity.into(), &figure, "<=", measured <= bound)
     }
 
@@ -61,7 +61,7 @@ impl Row {
         bound: f64,
         unit: &str,
     ) -> Self {
-        let figure = Figure { measured, bound, unit };
+        let figure = Comparison { measured, bound, unit };
         Self::of(id, quantity.into(), &figure, ">=", measured >= bound)
     }
 
@@ -71,7 +71,7 @@ impl Row {
         Self { id, quantity, measured: shown(measured, unit), bound: String::new(), is_met: None }
     }
 
-    fn of(id: &'static str, quantity: String, figure: &Figure<'_>, sign: &str, is_met: bool) -> Self {
+    fn of(id: &'static str, quantity: String, figure: &Comparison<'_>, sign: &str, is_met: bool) -> Self {
         let bound = format!("{sign} {}", shown(figure.bound, figure.unit));
         Self { id, quantity, measured: shown(figure.measured, figure.unit), bound, is_met: Some(is_met) }
     }
@@ -87,7 +87,7 @@ impl Row {
     }
 }
 
-struct Figure<'a> {
+struct Comparison<'a> {
     measured: f64,
     bound: f64,
     unit: &'a str,
@@ -106,7 +106,7 @@ fn shown(figure: f64, unit: &str) -> String {
 
 /// One benchmark: its name, what it measures, and the function that runs it.
 #[derive(Clone, Copy)]
-pub struct Bench {
+pub struct Benchmark {
     /// The name to call it by.
     pub id: &'static str,
     /// A short description.
@@ -114,30 +114,34 @@ pub struct Bench {
     /// Whether it takes minutes, so that it runs only on request.
     pub is_long: bool,
     /// Runs it.
-    pub run: fn(Scale) -> Vec<Row>,
+    pub run: fn(BenchmarkScale) -> Vec<BenchmarkRow>,
 }
 
-const fn bench(id: &'static str, about: &'static str, run: fn(Scale) -> Vec<Row>) -> Bench {
-    Bench { id, about, is_long: false, run }
+const fn bench(
+    id: &'static str,
+    about: &'static str,
+    run: fn(BenchmarkScale) -> Vec<BenchmarkRow>,
+) -> Benchmark {
+    Benchmark { id, about, is_long: false, run }
 }
 
 /// All benchmarks.
-pub const BENCHES: [Bench; 8] = [
+pub const BENCHES: [Benchmark; 8] = [
     bench("B12", "bytes written to the cache device per user byte", traffic::run),
     bench("B9", "write-back of dirty data at random places", writeback::run),
     bench("B7", "tails of random writes while garbage is collected", tails::run),
     bench("B8", "random writes beyond what the cache holds", cliff::run),
     bench("B20", "a day of mixed load", soak::run),
     bench("B10", "start after a crash, the cache full", start::run),
-    Bench { is_long: true, ..bench("B10x4", "the same, four times as large", start::run_large) },
-    Bench { is_long: true, ..bench("B10x8", "the same, eight times as large", start::run_huge) },
+    Benchmark { is_long: true, ..bench("B10x4", "the same, four times as large", start::run_large) },
+    Benchmark { is_long: true, ..bench("B10x8", "the same, eight times as large", start::run_huge) },
 ];
 
 /// Returns the least time, in seconds, in which one sweep brings `blocks` blocks of 4 KiB at random
 /// places of `region` sectors to the platter of `model`. Each touched track costs a seek from the
 /// last one, k of k + 1 parts of a revolution for its k blocks, and their transfer.
 #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-fn sweep_seconds(model: &hdd::Model, blocks: u64, region: u64) -> f64 {
+fn sweep_seconds(model: &hdd::HddModel, blocks: u64, region: u64) -> f64 {
     let tracks = region as f64 / model.track_sectors as f64;
     let touched = tracks * (1.0 - (-(blocks as f64) / tracks).exp());
     let on_track = blocks as f64 / touched;
@@ -155,18 +159,18 @@ mod tests {
 
     #[test]
     fn figures_are_met_at_their_bound_and_missed_beyond() {
-        assert_eq!(Row::at_most("B1", "x", 1.13, 1.13, "").verdict(), "met");
-        assert_eq!(Row::at_most("B1", "x", 1.14, 1.13, "").verdict(), "MISSED");
-        assert_eq!(Row::at_least("B1", "x", 4.9, 5.0, "").verdict(), "MISSED");
-        assert_eq!(Row::tells("B1", "x", 1234.5, "s").verdict(), "");
-        assert_eq!(Row::at_least("B1", "x", 596.0, 5.0, "s").bound, ">= 5.00 s");
+        assert_eq!(BenchmarkRow::at_most("B1", "x", 1.13, 1.13, "").verdict(), "met");
+        assert_eq!(BenchmarkRow::at_most("B1", "x", 1.14, 1.13, "").verdict(), "MISSED");
+        assert_eq!(BenchmarkRow::at_least("B1", "x", 4.9, 5.0, "").verdict(), "MISSED");
+        assert_eq!(BenchmarkRow::tells("B1", "x", 1234.5, "s").verdict(), "");
+        assert_eq!(BenchmarkRow::at_least("B1", "x", 596.0, 5.0, "s").bound, ">= 5.00 s");
     }
 
     /// The estimate agrees with figures calculated separately for 1, 4 and 64 GiB in 100 GB or 1
     /// TB.
     #[test]
     fn the_bound_of_a_sweep_is_the_one_that_was_calculated() {
-        let model = hdd::Model::d7k8();
+        let model = hdd::HddModel::d7k8();
         for (gib, gb, wanted) in [(1, 100, 435.0), (4, 100, 518.0), (1, 1000, 1109.0), (64, 1000, 5404.0)] {
             let seconds = sweep_seconds(&model, gib << 18, gb * 1_953_125);
             assert!((seconds / wanted - 1.0).abs() < 0.02, "{gib} GiB in {gb} GB: {seconds}");
@@ -177,7 +181,7 @@ mod tests {
     #[test]
     fn each_benchmark_runs_in_small() {
         for bench in BENCHES {
-            let rows = (bench.run)(Scale::Quick);
+            let rows = (bench.run)(BenchmarkScale::Quick);
             assert!(!rows.is_empty() && rows.iter().all(|row| row.id == bench.id), "{}", bench.id);
             assert!(rows.iter().any(|row| row.is_met.is_some()), "{}", bench.id);
         }

@@ -18,11 +18,11 @@ const SECTOR: usize = 512;
 
 /// Non-zero pages by page number.
 #[derive(Default)]
-pub struct Content {
+pub struct SparseContent {
     pages: BTreeMap<u64, Box<[u8; PAGE]>>,
 }
 
-impl Content {
+impl SparseContent {
     /// Copies the contents from `sector` on into `into` (whole sectors).
     pub fn read(&self, sector: u64, into: &mut [u8]) {
         into.fill(0);
@@ -112,11 +112,11 @@ mod tests {
 
     #[test]
     fn what_was_written_is_what_is_read_and_zeroes_take_no_memory() {
-        let mut content = Content::default();
+        let mut content = SparseContent::default();
         let bytes: Vec<u8> = (0..20 * SECTOR).map(|at| u8::try_from(at / SECTOR + 1).unwrap()).collect();
         content.write(5, &bytes);
         assert_eq!(content.pages(), 4);
-        let read = |content: &Content, sector, sectors: usize| {
+        let read = |content: &SparseContent, sector, sectors: usize| {
             let mut into = vec![9; sectors * SECTOR];
             content.read(sector, &mut into);
             into.iter().step_by(SECTOR).copied().collect::<Vec<_>>()

@@ -6,10 +6,10 @@
 //! (the rate is that of the middle). Moving to the next track during a transfer costs nothing, as
 //! if the tracks were skewed by exactly that amount.
 //!
-//! *Order.* The candidates are the oldest [`Model::queue`] commands, and cached writes near the
+//! *Order.* The candidates are the oldest [`HddModel::queue`] commands, and cached writes near the
 //! head. The one that the head reaches first is next, unless a command is older than
-//! [`Model::age_limit_ns`]. Cached writes are candidates only if no command waits for the head, if
-//! a flush waits for them, or if the cache is half full.
+//! [`HddModel::age_limit_ns`]. Cached writes are candidates only if no command waits for the head,
+//! if a flush waits for them, or if the cache is half full.
 //!
 //! *Cache.* A write without FUA completes when it is in the cache. A flush completes when
 //! everything that was cached at its submission is on the platter. A read that continues where the
@@ -20,14 +20,14 @@
 
 mod cached;
 
-use super::mechanism::{Command, Kind, Mechanism, SECTOR_BYTES};
-use cached::Cached;
+use super::mechanism::{CommandKind, DeviceCommand, SECTOR_BYTES, TimingModel};
+use cached::DriveCache;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 /// The parameters of a drive.
 #[derive(Clone, Debug)]
-pub struct Model {
+pub struct HddModel {
     /// Capacity in sectors.
     pub sectors: u64,
     /// Time of one revolution, in nanoseconds.
@@ -58,7 +58,7 @@ const LINK_BYTES_US: u64 = 550;
 /// Number of cached writes on each side of the head that are candidates for the next one.
 const NEAR: usize = 16;
 
-impl Model {
+impl HddModel {
     /// A drive of 7200 rpm: 205 MB/s, seeks of 8.0 ms, a queue of 32 commands, a write cache of 64
     /// MB.
     #[must_use]
@@ -133,16 +133,16 @@ impl Model {
 }
 
 /// What the head is working on.
-enum Job {
+enum HeadJob {
     /// A command of the queue.
-    Command(Command),
+    Command(DeviceCommand),
     /// A write from the cache.
     Destage { epoch: u64 },
 }
 
 /// Where the head was when it last finished something.
 #[derive(Clone, Copy)]
-struct Last {
+struct HeadPosition {
     /// The sector behind the last one accessed.
     end: u64,
     /// The time at which that access ended.
@@ -153,14 +153,14 @@ struct Last {
 
 /// A drive and its state.
 pub struct Hdd {
-    model: Model,
-    last: Last,
-    job: Option<(u64, Job)>,
+    model: HddModel,
+    last: HeadPosition,
+    job: Option<(u64, HeadJob)>,
     /// Commands that wait for the head, oldest first, each with its time of submission.
-    queue: VecDeque<(u64, Command)>,
-    cached: Cached,
+    queue: VecDeque<(u64, DeviceCommand)>,
+    cached: DriveCache,
     /// Writes that wait for room in the cache.
-    blocked: VecDeque<Command>,
+    blocked: VecDeque<DeviceCommand>,
     /// Pending flushes, each with the last epoch of the cache that it covers.
     flushes: Vec<(u64, u64)>,
     /// Completions that do not need the head: time, number.
@@ -171,13 +171,13 @@ pub struct Hdd {
 impl Hdd {
     /// Creates an idle drive with its head at the first sector.
     #[must_use]
-    pub fn new(model: Model) -> Self {
+    pub fn new(model: HddModel) -> Self {
         Self {
             model,
-            last: Last { end: 0, at: 0, is_read: false },
+            last: HeadPosition { end: 0, at: 0, is_read: false },
             job: None,
             queue: VecDeque::new(),
-            cached: Cached::default(),
+            cached: DriveCache::default(),
             blocked: VecDeque::new(),
             flushes: Vec::new(),
             ending: BinaryHeap::new(),
@@ -190,7 +190,7 @@ impl Hdd {
     }
 
     /// Puts a write into the cache if there is room.
-    fn cache_write(&mut self, now: u64, command: Command) -> bool {
+    fn cache_write(&mut self, now: u64, command: DeviceCommand) -> bool {
         let room = self.model.cache_bytes / SECTOR_BYTES;
         if !self.blocked.is_empty() || self.cached.sectors() + command.sectors > room {
             return false;
@@ -199,7 +199,7 @@ impl Hdd {
         true
     }
 
-    fn admit(&mut self, now: u64, command: Command) {
+    fn admit(&mut self, now: u64, command: DeviceCommand) {
         self.cached.put(command.sector, command.sectors);
         let bytes = command.sectors * SECTOR_BYTES;
         self.link_free_at = self.link_free_at.max(now) + bytes * 1000 / LINK_BYTES_US;
@@ -230,7 +230,7 @@ impl Hdd {
 
     /// Returns when a read that begins at `now` has all of its data. Data that was read ahead is
     /// available at once.
-    fn read_end(&self, now: u64, command: Command) -> u64 {
+    fn read_end(&self, now: u64, command: DeviceCommand) -> u64 {
         let transfer = self.model.transfer_ns(command.sectors);
         if self.last.is_read && command.sector == self.last.end {
             return (self.last.at + transfer).max(now);
@@ -277,32 +277,32 @@ impl Hdd {
             (None, None) => {}
             (Some((cost, index)), other) if other.is_none_or(|(cached, _)| cost <= cached) => {
                 let (_, command) = self.queue.remove(index).expect("just chosen");
-                let end = if command.kind == Kind::Read {
+                let end = if command.kind == CommandKind::Read {
                     self.read_end(now, command)
                 } else {
                     now + self.cost_ns(now, command.sector) + self.model.transfer_ns(command.sectors)
                 };
-                self.work(end, command.end(), command.kind == Kind::Read, Job::Command(command));
+                self.work(end, command.end(), command.kind == CommandKind::Read, HeadJob::Command(command));
             }
             (_, Some((cost, sector))) => {
                 let (sectors, epoch) = self.cached.take(sector);
-                self.work(now + cost, sector + sectors, false, Job::Destage { epoch });
+                self.work(now + cost, sector + sectors, false, HeadJob::Destage { epoch });
             }
             (Some(_), None) => unreachable!("a command alone is what is next"),
         }
     }
 
     /// Makes the head busy until `end`; it is then behind `sector`.
-    fn work(&mut self, end: u64, sector: u64, is_read: bool, job: Job) {
-        self.last = Last { end: sector, at: end, is_read };
+    fn work(&mut self, end: u64, sector: u64, is_read: bool, job: HeadJob) {
+        self.last = HeadPosition { end: sector, at: end, is_read };
         self.job = Some((end, job));
     }
 
     /// Completes the job of the head.
-    fn finish(&mut self, now: u64, job: Job) {
+    fn finish(&mut self, now: u64, job: HeadJob) {
         match job {
-            Job::Command(command) => self.end_at(now, command.number),
-            Job::Destage { epoch } => {
+            HeadJob::Command(command) => self.end_at(now, command.number),
+            HeadJob::Destage { epoch } => {
                 self.cached.has_landed(epoch);
                 self.end_flushes(now);
                 self.unblock(now);
@@ -319,20 +319,22 @@ impl Hdd {
     }
 }
 
-impl Mechanism for Hdd {
-    fn submit(&mut self, now: u64, command: Command) {
+impl TimingModel for Hdd {
+    fn submit(&mut self, now: u64, command: DeviceCommand) {
         match command.kind {
-            Kind::Write if self.model.cache_bytes > 0 => {
+            CommandKind::Write if self.model.cache_bytes > 0 => {
                 if !self.cache_write(now, command) {
                     self.blocked.push_back(command);
                 }
             }
-            Kind::Flush => {
+            CommandKind::Flush => {
                 self.flushes.push((command.number, self.cached.begin_flush()));
                 self.end_flushes(now);
             }
-            Kind::Discard => self.end_at(now + self.model.cached_ns, command.number),
-            Kind::Read | Kind::Write | Kind::WriteFua => self.queue.push_back((now, command)),
+            CommandKind::Discard => self.end_at(now + self.model.cached_ns, command.number),
+            CommandKind::Read | CommandKind::Write | CommandKind::WriteFua => {
+                self.queue.push_back((now, command));
+            }
         }
         self.begin(now);
     }

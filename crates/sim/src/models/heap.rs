@@ -10,12 +10,12 @@ static HEAP: Cap<System> = Cap::new(System, usize::MAX);
 
 /// Peak of allocated memory since a given moment, in bytes.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Peak {
+pub struct HeapPeak {
     before: usize,
     most: usize,
 }
 
-impl Peak {
+impl HeapPeak {
     /// Starts measuring now.
     #[must_use]
     pub fn begin() -> Self {

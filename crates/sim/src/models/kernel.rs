@@ -11,7 +11,7 @@
 //!   no limit when the set is idle.
 //! - The disk is never flushed. Keys turn clean in memory, which takes no time here.
 
-use super::mechanism::{Command, Kind, Mechanism};
+use super::mechanism::{CommandKind, DeviceCommand, TimingModel};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Dirty keys that a scan collects.
@@ -27,7 +27,7 @@ const TICK_NS: u64 = 4_000_000;
 
 /// A dirty key. All fields are in sectors.
 #[derive(Clone, Copy, Debug)]
-pub struct Dirty {
+pub struct DirtyKey {
     /// Address on the disk.
     pub sector: u64,
     /// Address on the cache device.
@@ -37,8 +37,8 @@ pub struct Dirty {
 }
 
 /// The keys of one scan in flight. Command numbers are indexes into the scan.
-struct Scan<'a> {
-    keys: &'a [Dirty],
+struct WritebackScan<'a> {
+    keys: &'a [DirtyKey],
     /// The first key that has not been submitted yet.
     next: usize,
     /// Keys that have been read while an earlier one has not.
@@ -48,7 +48,7 @@ struct Scan<'a> {
     landed: usize,
 }
 
-impl Scan<'_> {
+impl WritebackScan<'_> {
     /// Returns the number of keys in the next pass.
     fn pass(&self) -> usize {
         let keys = &self.keys[self.next..];
@@ -65,7 +65,7 @@ impl Scan<'_> {
     }
 
     /// Submits to the cache device the reads that may start now.
-    fn read_on(&mut self, now: u64, limiter: &mut Limiter, cache: &mut dyn Mechanism) {
+    fn read_on(&mut self, now: u64, limiter: &mut RateLimiter, cache: &mut dyn TimingModel) {
         while self.next < self.keys.len() && limiter.allowed_at <= now {
             let pass = self.pass();
             if self.next + pass - self.landed > IN_FLIGHT {
@@ -75,9 +75,9 @@ impl Scan<'_> {
             for index in self.next..self.next + pass {
                 let key = self.keys[index];
                 sectors += key.sectors;
-                let command = Command {
+                let command = DeviceCommand {
                     number: index as u64,
-                    kind: Kind::Read,
+                    kind: CommandKind::Read,
                     sector: key.cached_at,
                     sectors: key.sectors,
                 };
@@ -90,26 +90,29 @@ impl Scan<'_> {
 
     /// Handles the completed read of a key: submits to the disk the writes of that key and of later
     /// ones that waited for it.
-    fn write_on(&mut self, now: u64, number: u64, disk: &mut dyn Mechanism) {
+    fn write_on(&mut self, now: u64, number: u64, disk: &mut dyn TimingModel) {
         self.read.insert(usize::try_from(number).expect("a place in a scan"));
         while self.read.remove(&self.next_write) {
             let key = self.keys[self.next_write];
             let number = self.next_write as u64;
-            disk.submit(now, Command { number, kind: Kind::Write, sector: key.sector, sectors: key.sectors });
+            disk.submit(
+                now,
+                DeviceCommand { number, kind: CommandKind::Write, sector: key.sector, sectors: key.sectors },
+            );
             self.next_write += 1;
         }
     }
 }
 
 /// The rate limiter. All times are in nanoseconds.
-struct Limiter {
+struct RateLimiter {
     /// Sectors per second; `None` if the set is idle.
     rate: Option<u64>,
     next: u64,
     allowed_at: u64,
 }
 
-impl Limiter {
+impl RateLimiter {
     fn charge(&mut self, now: u64, sectors: u64) {
         let Some(rate) = self.rate else { return };
         const SECOND: u64 = 1_000_000_000;
@@ -127,15 +130,15 @@ impl Limiter {
 /// # Panics
 /// If a device never answers.
 pub fn write_back(
-    (cache, disk): (&mut dyn Mechanism, &mut dyn Mechanism),
+    (cache, disk): (&mut dyn TimingModel, &mut dyn TimingModel),
     start: u64,
-    keys: &[Dirty],
+    keys: &[DirtyKey],
     rate: Option<u64>,
 ) -> u64 {
     let mut now = start;
-    let mut limiter = Limiter { rate, next: start, allowed_at: start };
+    let mut limiter = RateLimiter { rate, next: start, allowed_at: start };
     for keys in keys.chunks(SCAN_KEYS) {
-        let mut scan = Scan { keys, next: 0, read: BTreeSet::new(), next_write: 0, landed: 0 };
+        let mut scan = WritebackScan { keys, next: 0, read: BTreeSet::new(), next_write: 0, landed: 0 };
         while scan.landed < keys.len() {
             scan.read_on(now, &mut limiter, cache);
             let waits = scan.next < keys.len() && limiter.allowed_at > now;
@@ -148,14 +151,14 @@ pub fn write_back(
             scan.landed += advance(disk, now).len();
         }
     }
-    disk.submit(now, Command { number: u64::MAX, kind: Kind::Flush, sector: 0, sectors: 0 });
+    disk.submit(now, DeviceCommand { number: u64::MAX, kind: CommandKind::Flush, sector: 0, sectors: 0 });
     while advance(disk, now).is_empty() {
         now = disk.next().expect("a flush ends");
     }
     now - start
 }
 
-fn advance(device: &mut dyn Mechanism, now: u64) -> Vec<u64> {
+fn advance(device: &mut dyn TimingModel, now: u64) -> Vec<u64> {
     let mut ended = Vec::new();
     device.advance(now, &mut ended);
     ended
@@ -164,15 +167,15 @@ fn advance(device: &mut dyn Mechanism, now: u64) -> Vec<u64> {
 /// A disk that records what it sees of the order: for each command its first sector, and the number
 /// of keys in flight.
 #[derive(Default)]
-pub struct Seen {
+pub struct OrderRecorder {
     /// In order of submission.
     pub writes: Vec<(u64, usize)>,
     under_way: BTreeMap<u64, u64>,
 }
 
-impl Mechanism for Seen {
-    fn submit(&mut self, now: u64, command: Command) {
-        if command.kind != Kind::Flush {
+impl TimingModel for OrderRecorder {
+    fn submit(&mut self, now: u64, command: DeviceCommand) {
+        if command.kind != CommandKind::Flush {
             self.writes.push((command.sector, self.under_way.len() + 1));
         }
         // One millisecond each: slower than any cache device reads.
@@ -193,19 +196,19 @@ impl Mechanism for Seen {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::ssd::{Model, Ssd};
+    use crate::models::ssd::{Ssd, SsdModel};
 
-    fn keys(count: u64, gap: u64) -> Vec<Dirty> {
+    fn keys(count: u64, gap: u64) -> Vec<DirtyKey> {
         (0..count)
-            .map(|n| Dirty { sector: n * gap, cached_at: (n * 7919) % 100_000 * 8, sectors: 8 })
+            .map(|n| DirtyKey { sector: n * gap, cached_at: (n * 7919) % 100_000 * 8, sectors: 8 })
             .collect()
     }
 
     #[test]
     fn writes_set_out_in_order_and_never_more_than_64() {
-        let mut seen = Seen::default();
+        let mut seen = OrderRecorder::default();
         let keys = keys(1200, 16);
-        write_back((&mut Ssd::new(Model::sata_plp()), &mut seen), 0, &keys, None);
+        write_back((&mut Ssd::new(SsdModel::sata_plp()), &mut seen), 0, &keys, None);
         let places: Vec<u64> = seen.writes.iter().map(|(sector, _)| *sector).collect();
         assert_eq!(places, keys.iter().map(|key| key.sector).collect::<Vec<_>>());
         let most = seen.writes.iter().map(|(_, depth)| *depth).max();
@@ -216,15 +219,16 @@ mod tests {
     #[test]
     fn the_rate_holds_and_neighbours_go_five_at_a_time() {
         let run = |gap| {
-            let mut seen = Seen::default();
+            let mut seen = OrderRecorder::default();
             // 1000 keys of 8 sectors at 4000 sectors a second: two seconds.
-            write_back((&mut Ssd::new(Model::sata_plp()), &mut seen), 0, &keys(1000, gap), Some(4000))
+            write_back((&mut Ssd::new(SsdModel::sata_plp()), &mut seen), 0, &keys(1000, gap), Some(4000))
         };
         for gap in [8, 16] {
             let taken = run(gap);
             assert!((1_900_000_000..2_300_000_000).contains(&taken), "{gap}: {taken}");
         }
-        let limiter = Scan { keys: &keys(12, 8), next: 0, read: BTreeSet::new(), next_write: 0, landed: 0 };
+        let limiter =
+            WritebackScan { keys: &keys(12, 8), next: 0, read: BTreeSet::new(), next_write: 0, landed: 0 };
         assert_eq!(limiter.pass(), 5);
     }
 }

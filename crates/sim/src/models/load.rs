@@ -16,7 +16,7 @@ const PORT_NS: u64 = 200;
 
 /// Where requests go in the region.
 #[derive(Clone, Debug)]
-pub enum Places {
+pub enum AccessPattern {
     /// Uniformly random.
     Random,
     /// Sequential from the beginning of the region, and again from there.
@@ -31,7 +31,7 @@ pub enum Places {
 
 /// When a load ends.
 #[derive(Clone, Copy, Debug)]
-pub enum Until {
+pub enum StopAfter {
     /// After this many requests.
     Requests(u64),
     /// After this many virtual nanoseconds.
@@ -48,7 +48,7 @@ pub struct Load {
     /// Size of the region, from the beginning of the volume, in sectors.
     pub region: u64,
     /// Where in the region requests go.
-    pub places: Places,
+    pub places: AccessPattern,
     /// Percentage of reads.
     pub read_percent: u64,
     /// Whether writes carry FUA.
@@ -56,7 +56,7 @@ pub struct Load {
     /// Each client flushes after this many of its writes; 0: never.
     pub flush_each: u64,
     /// When it ends.
-    pub until: Until,
+    pub until: StopAfter,
     /// Seed of the random numbers.
     pub seed: u64,
 }
@@ -64,12 +64,12 @@ pub struct Load {
 impl Load {
     /// Random writes of 4 KiB over `region` sectors.
     #[must_use]
-    pub const fn random_writes(region: u64, depth: u64, until: Until) -> Self {
+    pub const fn random_writes(region: u64, depth: u64, until: StopAfter) -> Self {
         Self {
             depth,
             sectors: 8,
             region,
-            places: Places::Random,
+            places: AccessPattern::Random,
             read_percent: 0,
             fua: false,
             flush_each: 0,
@@ -81,7 +81,7 @@ impl Load {
 
 /// The result of a load.
 #[derive(Clone, Debug, Default)]
-pub struct Done {
+pub struct LoadResult {
     /// Virtual nanoseconds from the first request to the last completion.
     pub nanoseconds: u64,
     /// Number of completed reads and writes.
@@ -94,7 +94,7 @@ pub struct Done {
     pub by_second: Vec<u64>,
 }
 
-impl Done {
+impl LoadResult {
     /// Returns reads and writes per second.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "figures for people")]
@@ -103,7 +103,7 @@ impl Done {
     }
 }
 
-struct Clients {
+struct LoadState {
     load: Load,
     env: Env,
     set: CacheSet,
@@ -112,12 +112,12 @@ struct Clients {
     payload: Payload,
     drawn: RefCell<(Rng, u64)>,
     /// The result so far, and the number of clients that are still running.
-    done: RefCell<(Done, u64)>,
+    done: RefCell<(LoadResult, u64)>,
 }
 
 const SECTOR: usize = 512;
 
-impl Clients {
+impl LoadState {
     /// Draws the next request: whether it is a read, and its sector. Returns `None` if the load has
     /// ended.
     fn draw(&self) -> Option<(bool, u64)> {
@@ -125,18 +125,18 @@ impl Clients {
         let mut drawn = self.drawn.borrow_mut();
         let (rng, count) = &mut *drawn;
         let is_over = match until {
-            Until::Requests(limit) => *count >= *limit,
-            Until::Nanoseconds(limit) => self.env.now().0 >= self.began + limit,
+            StopAfter::Requests(limit) => *count >= *limit,
+            StopAfter::Nanoseconds(limit) => self.env.now().0 >= self.began + limit,
         };
         if is_over {
             return None;
         }
         let blocks = region / sectors;
         let block = match places {
-            Places::Random => rng.below(blocks),
-            Places::Sequential => *count % blocks,
-            Places::Strided(stride) => *count * stride % blocks,
-            Places::Zipf(zipf) => zipf.draw(rng) % blocks,
+            AccessPattern::Random => rng.below(blocks),
+            AccessPattern::Sequential => *count % blocks,
+            AccessPattern::Strided(stride) => *count * stride % blocks,
+            AccessPattern::Zipf(zipf) => zipf.draw(rng) % blocks,
         };
         *count += 1;
         Some((rng.below(100) < *read_percent, block * sectors))
@@ -180,12 +180,12 @@ impl Clients {
 }
 
 /// A running load.
-pub(super) struct Run(Rc<Clients>);
+pub(super) struct RunningLoad(Rc<LoadState>);
 
-impl Run {
+impl RunningLoad {
     pub(super) fn begin(load: &Load, env: Env, set: &CacheSet, volume: VolumeId) -> Self {
         let bytes = usize::try_from(load.sectors).expect("a request fits in memory") * SECTOR;
-        let clients = Rc::new(Clients {
+        let clients = Rc::new(LoadState {
             load: load.clone(),
             began: env.now().0,
             env: env.clone(),
@@ -193,7 +193,7 @@ impl Run {
             volume,
             payload: Buffer::zeroed(bytes).freeze(),
             drawn: RefCell::new((Rng::new(load.seed), 0)),
-            done: RefCell::new((Done::default(), load.depth)),
+            done: RefCell::new((LoadResult::default(), load.depth)),
         });
         for _ in 0..load.depth {
             let clients = Rc::clone(&clients);
@@ -206,7 +206,7 @@ impl Run {
         self.0.done.borrow().1 == 0
     }
 
-    pub(super) fn done(self) -> Done {
+    pub(super) fn done(self) -> LoadResult {
         std::mem::take(&mut self.0.done.borrow_mut().0)
     }
 }

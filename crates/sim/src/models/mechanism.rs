@@ -2,7 +2,7 @@
 
 /// What a command does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum CommandKind {
     /// Reads.
     Read,
     /// Writes.
@@ -17,18 +17,18 @@ pub enum Kind {
 
 /// One command to a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Command {
+pub struct DeviceCommand {
     /// Chosen by the caller, and returned on completion.
     pub number: u64,
     /// The kind of command.
-    pub kind: Kind,
+    pub kind: CommandKind,
     /// First sector of 512 bytes; 0 for a flush.
     pub sector: u64,
     /// Length in sectors; 0 for a flush.
     pub sectors: u64,
 }
 
-impl Command {
+impl DeviceCommand {
     /// Returns the sector at which it ends.
     #[must_use]
     pub const fn end(&self) -> u64 {
@@ -37,9 +37,9 @@ impl Command {
 }
 
 /// The internal timing of a device, in virtual nanoseconds. The caller never goes back in time.
-pub trait Mechanism {
+pub trait TimingModel {
     /// Submits a command at `now`.
-    fn submit(&mut self, now: u64, command: Command);
+    fn submit(&mut self, now: u64, command: DeviceCommand);
 
     /// Returns the time of the next internal event, if nothing more is submitted.
     fn next(&self) -> Option<u64>;

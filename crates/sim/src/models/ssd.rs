@@ -1,19 +1,19 @@
 //! A model of a solid-state drive: flash that serves many reads in parallel, one link to the host,
 //! and a write buffer that drains to the flash, faster for sequential writes.
 //!
-//! A read waits for a free channel, takes [`Model::read_ns`] there, and then uses the link. A write
-//! uses the link, waits for room in the buffer, and completes [`Model::write_ns`] later. The
-//! drive's internal work to make room for random writes is included in the rate at which they
+//! A read waits for a free channel, takes [`SsdModel::read_ns`] there, and then uses the link. A
+//! write uses the link, waits for room in the buffer, and completes [`SsdModel::write_ns`] later.
+//! The drive's internal work to make room for random writes is included in the rate at which they
 //! drain. Reads and writes delay each other only on the link. Stalls from the drive's own
 //! housekeeping are not modelled, so that every measured tail is the engine's.
 
-use super::mechanism::{Command, Kind, Mechanism, SECTOR_BYTES};
+use super::mechanism::{CommandKind, DeviceCommand, SECTOR_BYTES, TimingModel};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 /// The parameters of a drive.
 #[derive(Clone, Debug)]
-pub struct Model {
+pub struct SsdModel {
     /// Number of reads that the flash serves in parallel.
     pub channels: usize,
     /// Time of a read in the flash, in nanoseconds.
@@ -44,7 +44,7 @@ const STREAMS: usize = 64;
 /// because commands overtake each other a little.
 const STREAM_GAP: u64 = 256;
 
-impl Model {
+impl SsdModel {
     /// A SATA drive with power-loss protection.
     #[must_use]
     pub const fn sata_plp() -> Self {
@@ -104,7 +104,7 @@ impl Model {
 
 /// The stage of a command.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
+enum CommandStage {
     /// Its data has been read from the flash; it needs the link.
     Read,
     /// It needs the link to send its data, if any.
@@ -119,11 +119,11 @@ enum Stage {
 
 /// A drive and its state.
 pub struct Ssd {
-    model: Model,
+    model: SsdModel,
     /// Pending events: time, sequence number, stage, command.
-    due: BinaryHeap<Reverse<(u64, u64, Stage, u64)>>,
+    due: BinaryHeap<Reverse<(u64, u64, CommandStage, u64)>>,
     next_due: u64,
-    commands: BTreeMap<u64, Command>,
+    commands: BTreeMap<u64, DeviceCommand>,
     /// Reads that wait for a channel.
     waiting: VecDeque<u64>,
     reading: usize,
@@ -137,7 +137,7 @@ pub struct Ssd {
 impl Ssd {
     /// An idle drive.
     #[must_use]
-    pub fn new(model: Model) -> Self {
+    pub fn new(model: SsdModel) -> Self {
         Self {
             model,
             due: BinaryHeap::new(),
@@ -151,7 +151,7 @@ impl Ssd {
         }
     }
 
-    fn schedule(&mut self, time: u64, stage: Stage, number: u64) {
+    fn schedule(&mut self, time: u64, stage: CommandStage, number: u64) {
         self.due.push(Reverse((time, self.next_due, stage, number)));
         self.next_due += 1;
     }
@@ -161,19 +161,19 @@ impl Ssd {
             && let Some(number) = self.waiting.pop_front()
         {
             self.reading += 1;
-            self.schedule(now + self.model.read_ns, Stage::Read, number);
+            self.schedule(now + self.model.read_ns, CommandStage::Read, number);
         }
     }
 
     /// Returns when the link has moved the data of `command`, which needs it from `now` on.
-    fn move_over_link(&mut self, now: u64, command: Command) -> u64 {
+    fn move_over_link(&mut self, now: u64, command: DeviceCommand) -> u64 {
         self.link_free_at = self.link_free_at.max(now) + self.model.link_ns(command.sectors);
         self.link_free_at
     }
 
     /// Returns whether the write continues a stream. In either case its end is recorded as the end
     /// of a stream.
-    fn continues(&mut self, command: Command) -> bool {
+    fn continues(&mut self, command: DeviceCommand) -> bool {
         let continued = |end: &u64| command.sector >= *end && command.sector - end <= STREAM_GAP;
         let found = self.streams.iter().rposition(continued);
         if let Some(index) = found {
@@ -186,9 +186,9 @@ impl Ssd {
     }
 
     /// Returns when the buffer has room for the data of `command`, which arrives at `now`.
-    fn take(&mut self, now: u64, command: Command) -> u64 {
+    fn take(&mut self, now: u64, command: DeviceCommand) -> u64 {
         let is_sequential = self.continues(command);
-        let Model { random_drain_ns, sequential_drain_ns, buffer_bytes, .. } = self.model;
+        let SsdModel { random_drain_ns, sequential_drain_ns, buffer_bytes, .. } = self.model;
         let page_ns = if is_sequential { sequential_drain_ns } else { random_drain_ns };
         self.drained_at = self.drained_at.max(now) + page_ns * command.sectors * SECTOR_BYTES / PAGE_BYTES;
         now.max(self.drained_at.saturating_sub(buffer_bytes / PAGE_BYTES * page_ns))
@@ -200,33 +200,37 @@ impl Ssd {
         drained + self.model.flush_ns
     }
 
-    fn happen(&mut self, now: u64, stage: Stage, number: u64, ended: &mut Vec<u64>) {
+    fn happen(&mut self, now: u64, stage: CommandStage, number: u64, ended: &mut Vec<u64>) {
         let command = self.commands[&number];
         match stage {
-            Stage::Read => {
+            CommandStage::Read => {
                 self.reading -= 1;
                 self.begin_reads(now);
                 let moved = self.move_over_link(now, command);
-                self.schedule(moved, Stage::Ended, number);
+                self.schedule(moved, CommandStage::Ended, number);
             }
-            Stage::Arrived => {
+            CommandStage::Arrived => {
                 let moved = self.move_over_link(now, command);
-                let next = if command.kind == Kind::Flush { Stage::Flushing } else { Stage::Taken };
-                let next = if command.kind == Kind::Discard { Stage::Ended } else { next };
+                let next = if command.kind == CommandKind::Flush {
+                    CommandStage::Flushing
+                } else {
+                    CommandStage::Taken
+                };
+                let next = if command.kind == CommandKind::Discard { CommandStage::Ended } else { next };
                 self.schedule(moved, next, number);
             }
-            Stage::Taken => {
+            CommandStage::Taken => {
                 let mut end = self.take(now, command) + self.model.write_ns;
-                if command.kind == Kind::WriteFua && !self.model.is_power_safe {
+                if command.kind == CommandKind::WriteFua && !self.model.is_power_safe {
                     end = self.flushed_at(end);
                 }
-                self.schedule(end, Stage::Ended, number);
+                self.schedule(end, CommandStage::Ended, number);
             }
-            Stage::Flushing => {
+            CommandStage::Flushing => {
                 let end = self.flushed_at(now);
-                self.schedule(end, Stage::Ended, number);
+                self.schedule(end, CommandStage::Ended, number);
             }
-            Stage::Ended => {
+            CommandStage::Ended => {
                 self.commands.remove(&number);
                 ended.push(number);
             }
@@ -234,16 +238,16 @@ impl Ssd {
     }
 }
 
-impl Mechanism for Ssd {
-    fn submit(&mut self, now: u64, command: Command) {
+impl TimingModel for Ssd {
+    fn submit(&mut self, now: u64, command: DeviceCommand) {
         // A discard moves no data.
-        let sectors = if command.kind == Kind::Discard { 0 } else { command.sectors };
-        self.commands.insert(command.number, Command { sectors, ..command });
-        if command.kind == Kind::Read {
+        let sectors = if command.kind == CommandKind::Discard { 0 } else { command.sectors };
+        self.commands.insert(command.number, DeviceCommand { sectors, ..command });
+        if command.kind == CommandKind::Read {
             self.waiting.push_back(command.number);
             self.begin_reads(now);
         } else {
-            self.schedule(now, Stage::Arrived, command.number);
+            self.schedule(now, CommandStage::Arrived, command.number);
         }
     }
 

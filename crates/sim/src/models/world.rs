@@ -1,14 +1,15 @@
 //! All modelled devices as the engine's driver, in virtual time. The time that devices take and the
 //! time that the engine takes on its one processor advance the same clock.
 //!
-//! The [`World`] outlives the process that runs in it. Commands in flight at the death of a process
-//! are still carried out. Devices here never fail and never lose anything, unless a benchmark sets
-//! [`Device::failing_writes`]; the driver that injects faults is [`crate::driver`].
+//! The [`ModelWorld`] outlives the process that runs in it. Commands in flight at the death of a
+//! process are still carried out. Devices here never fail and never lose anything, unless a
+//! benchmark sets [`ModelDevice::failing_writes`]; the driver that injects faults is
+//! [`crate::driver`].
 
-use super::content::Content;
+use super::content::SparseContent;
 use super::hdd::{self, Hdd};
-use super::heap::Peak;
-use super::mechanism::{Command, Kind, Mechanism, SECTOR_BYTES};
+use super::heap::HeapPeak;
+use super::mechanism::{CommandKind, DeviceCommand, SECTOR_BYTES, TimingModel};
 use super::ssd::{self, Ssd};
 use bcached_env::{Completion, DiskId, DiskInfo, Driver, Event, IoErrorKind, Op, Time, Token};
 use std::cell::RefCell;
@@ -23,7 +24,7 @@ const OPERATION_NS: u64 = 350;
 
 /// I/O counters of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
+pub struct IoCounts {
     /// Reads.
     pub reads: u64,
     /// Bytes read.
@@ -37,18 +38,18 @@ pub struct Traffic {
 }
 
 /// A device: its mechanism and its contents.
-pub struct Device {
-    mechanism: Box<dyn Mechanism>,
+pub struct ModelDevice {
+    mechanism: Box<dyn TimingModel>,
     info: DiskInfo,
     /// Contents of the device; tools may write here directly.
-    pub content: Content,
+    pub content: SparseContent,
     /// I/O counters.
-    pub traffic: Traffic,
+    pub traffic: IoCounts,
     /// Number of further writes that fail with an error and write nothing.
     pub failing_writes: u64,
 }
 
-impl Device {
+impl ModelDevice {
     /// Returns the size in sectors.
     #[must_use]
     pub const fn sectors(&self) -> u64 {
@@ -57,19 +58,19 @@ impl Device {
 
     /// A solid-state drive of `sectors` sectors with blocks of 4 KiB.
     #[must_use]
-    pub fn ssd(model: ssd::Model, sectors: u64) -> Self {
+    pub fn ssd(model: ssd::SsdModel, sectors: u64) -> Self {
         Self::of(Box::new(Ssd::new(model)), sectors, true)
     }
 
     /// A hard disk of which only the first `sectors` sectors are used.
     #[must_use]
-    pub fn hdd(model: hdd::Model, sectors: u64) -> Self {
+    pub fn hdd(model: hdd::HddModel, sectors: u64) -> Self {
         assert!(sectors <= model.sectors, "a part of the disk");
         let volatile_cache = model.cache_bytes > 0;
         Self::of(Box::new(Hdd::new(model)), sectors, volatile_cache)
     }
 
-    fn of(mechanism: Box<dyn Mechanism>, sectors: u64, volatile_cache: bool) -> Self {
+    fn of(mechanism: Box<dyn TimingModel>, sectors: u64, volatile_cache: bool) -> Self {
         let info = DiskInfo {
             sectors,
             logical_block_sectors: 1,
@@ -81,12 +82,18 @@ impl Device {
             optimal_io_sectors: 0,
             partial_stripes_expensive: false,
         };
-        Self { mechanism, info, content: Content::default(), traffic: Traffic::default(), failing_writes: 0 }
+        Self {
+            mechanism,
+            info,
+            content: SparseContent::default(),
+            traffic: IoCounts::default(),
+            failing_writes: 0,
+        }
     }
 }
 
 /// An operation in flight, and the process that submitted it.
-struct Flight {
+struct InFlightOp {
     disk: usize,
     /// The process that submitted it.
     life: u64,
@@ -95,23 +102,23 @@ struct Flight {
 }
 
 /// All devices and the clock.
-pub struct World {
+pub struct ModelWorld {
     /// The devices, by [`DiskId`].
-    pub devices: Vec<Device>,
+    pub devices: Vec<ModelDevice>,
     now: u64,
-    flights: BTreeMap<u64, Flight>,
+    flights: BTreeMap<u64, InFlightOp>,
     next_number: u64,
     life: u64,
     cpu_ns: u64,
     ended: Vec<u64>,
     /// Peak heap usage of this life, sampled whenever it waits.
-    pub heap: Peak,
+    pub heap: HeapPeak,
 }
 
-impl World {
+impl ModelWorld {
     /// A world at time zero.
     #[must_use]
-    pub fn new(devices: Vec<Device>) -> Self {
+    pub fn new(devices: Vec<ModelDevice>) -> Self {
         Self {
             devices,
             now: 0,
@@ -120,7 +127,7 @@ impl World {
             life: 0,
             cpu_ns: 0,
             ended: Vec::new(),
-            heap: Peak::default(),
+            heap: HeapPeak::default(),
         }
     }
 
@@ -140,7 +147,7 @@ impl World {
     /// submitted are no longer delivered.
     pub fn next_life(&mut self) {
         self.life += 1;
-        self.heap = Peak::begin();
+        self.heap = HeapPeak::begin();
     }
 
     fn charge(&mut self, nanoseconds: u64) {
@@ -157,25 +164,25 @@ impl World {
         let bytes = sectors * SECTOR_BYTES;
         assert!(sector + sectors <= device.info.sectors, "the engine asks within a device");
         match kind {
-            Kind::Read => {
+            CommandKind::Read => {
                 device.traffic.reads += 1;
                 device.traffic.read_bytes += bytes;
             }
-            Kind::Write | Kind::WriteFua => {
+            CommandKind::Write | CommandKind::WriteFua => {
                 device.traffic.writes += 1;
                 device.traffic.written_bytes += bytes;
             }
-            Kind::Flush => device.traffic.flushes += 1,
-            Kind::Discard => {}
+            CommandKind::Flush => device.traffic.flushes += 1,
+            CommandKind::Discard => {}
         }
-        device.mechanism.submit(self.now, Command { number, kind, sector, sectors });
-        self.flights.insert(number, Flight { disk, life: self.life, token, op });
+        device.mechanism.submit(self.now, DeviceCommand { number, kind, sector, sectors });
+        self.flights.insert(number, InFlightOp { disk, life: self.life, token, op });
     }
 
     /// Completes an operation: applies it to the contents and returns its event.
     fn end(&mut self, number: u64) -> Option<Event> {
-        let Flight { disk, life, token, op } = self.flights.remove(&number)?;
-        let Device { content, failing_writes, .. } = &mut self.devices[disk];
+        let InFlightOp { disk, life, token, op } = self.flights.remove(&number)?;
+        let ModelDevice { content, failing_writes, .. } = &mut self.devices[disk];
         let (mut result, mut returned) = (Ok(()), None);
         match op {
             Op::Write { .. } if *failing_writes > 0 => {
@@ -222,27 +229,27 @@ impl World {
 }
 
 /// Returns what an operation is to a device: its kind, first sector and length in sectors.
-fn form(op: &Op) -> (Kind, u64, u64) {
+fn form(op: &Op) -> (CommandKind, u64, u64) {
     let sectors = |bytes: usize| bytes as u64 / SECTOR_BYTES;
     match op {
-        Op::Read { sector, buffer } => (Kind::Read, *sector, sectors(buffer.len())),
+        Op::Read { sector, buffer } => (CommandKind::Read, *sector, sectors(buffer.len())),
         Op::Write { sector, payload, fua } => {
-            (if *fua { Kind::WriteFua } else { Kind::Write }, *sector, sectors(payload.len()))
+            (if *fua { CommandKind::WriteFua } else { CommandKind::Write }, *sector, sectors(payload.len()))
         }
-        Op::Zero { sector, sectors, .. } => (Kind::Write, *sector, *sectors),
-        Op::Discard { sector, sectors } => (Kind::Discard, *sector, *sectors),
-        Op::Flush => (Kind::Flush, 0, 0),
+        Op::Zero { sector, sectors, .. } => (CommandKind::Write, *sector, *sectors),
+        Op::Discard { sector, sectors } => (CommandKind::Discard, *sector, *sectors),
+        Op::Flush => (CommandKind::Flush, 0, 0),
     }
 }
 
 /// A process's driver handle to the world.
 #[derive(Clone)]
-pub struct ModelDriver(Rc<RefCell<World>>);
+pub struct ModelDriver(Rc<RefCell<ModelWorld>>);
 
 impl ModelDriver {
     /// Creates a handle to `world`.
     #[must_use]
-    pub const fn new(world: Rc<RefCell<World>>) -> Self {
+    pub const fn new(world: Rc<RefCell<ModelWorld>>) -> Self {
         Self(world)
     }
 }

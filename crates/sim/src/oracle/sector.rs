@@ -39,15 +39,15 @@
 //! **A discard** may have brought back any former value, or zero. It is a version that matches all
 //! of these, until a read turns it into one of them.
 
-use crate::stamp::Value;
+use crate::stamp::SectorValue;
 
 /// Not yet, or never.
 pub(super) const NEVER: u64 = u64::MAX;
 
 /// The content that a version would read as.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Content {
-    Value(Value),
+pub(super) enum VersionContent {
+    Value(SectorValue),
     /// After a discard: zero, or the data of any write to this sector with a number below `before`;
     /// [`NEVER`] while in flight.
     Former {
@@ -57,10 +57,10 @@ pub(super) enum Content {
 
 /// A value that an operation may have put down.
 #[derive(Clone, Debug)]
-pub(super) struct Version {
+pub(super) struct SectorVersion {
     /// Number of the operation.
     pub(super) number: u64,
-    pub(super) content: Content,
+    pub(super) content: VersionContent,
     /// It did not take effect before this event.
     pub(super) start: u64,
     /// It did not take effect after this event; [`NEVER`] while in flight and unseen.
@@ -93,9 +93,9 @@ pub(super) struct Version {
     before: Vec<u64>,
 }
 
-impl Version {
+impl SectorVersion {
     /// Creates the version of an operation that has just begun.
-    pub(super) const fn begun(number: u64, content: Content, start: u64) -> Self {
+    pub(super) const fn begun(number: u64, content: VersionContent, start: u64) -> Self {
         Self {
             number,
             content,
@@ -117,8 +117,8 @@ impl Version {
     }
 
     /// Creates the version that was there before all operations.
-    pub(super) const fn first(value: Value) -> Self {
-        let mut version = Self::begun(0, Content::Value(value), 0);
+    pub(super) const fn first(value: SectorValue) -> Self {
+        let mut version = Self::begun(0, VersionContent::Value(value), 0);
         (version.by, version.ended) = (0, 0);
         version.in_flight = false;
         version.happened = true;
@@ -127,7 +127,7 @@ impl Version {
     }
 
     /// Returns whether a read may return it.
-    const fn is_visible(&self, seen: &Seen) -> bool {
+    const fn is_visible(&self, seen: &SectorRead) -> bool {
         self.start < seen.end && self.dead_at > seen.start
     }
 
@@ -150,8 +150,8 @@ impl Version {
 
 /// A read as one sector sees it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
-    pub(super) value: Value,
+pub(super) struct SectorRead {
+    pub(super) value: SectorValue,
     /// Event numbers of the read's start and end.
     pub(super) start: u64,
     pub(super) end: u64,
@@ -165,7 +165,7 @@ pub(super) struct Seen {
 /// The versions of one sector that still matter.
 #[derive(Clone, Debug)]
 pub(super) struct Sector {
-    versions: Vec<Version>,
+    versions: Vec<SectorVersion>,
     /// When a backing device last reverted to earlier content.
     reverted: u64,
     /// It may have held zeroes at some time.
@@ -173,8 +173,8 @@ pub(super) struct Sector {
 }
 
 impl Sector {
-    pub(super) fn new(first: Value) -> Self {
-        Self { versions: vec![Version::first(first)], reverted: 0, zeroed: first == Value::Zero }
+    pub(super) fn new(first: SectorValue) -> Self {
+        Self { versions: vec![SectorVersion::first(first)], reverted: 0, zeroed: first == SectorValue::Zero }
     }
 
     /// Returns the number of the newest operation that still matters.
@@ -183,8 +183,11 @@ impl Sector {
     }
 
     /// Begins an operation.
-    pub(super) fn begin(&mut self, version: Version) {
-        self.zeroed |= matches!(version.content, Content::Value(Value::Zero) | Content::Former { .. });
+    pub(super) fn begin(&mut self, version: SectorVersion) {
+        self.zeroed |= matches!(
+            version.content,
+            VersionContent::Value(SectorValue::Zero) | VersionContent::Former { .. }
+        );
         self.versions.push(version);
     }
 
@@ -195,7 +198,7 @@ impl Sector {
             version.end(now);
             // A discard promises nothing in particular: the first read fixes, and promises, what it
             // left.
-            if matches!(version.content, Content::Value(_)) {
+            if matches!(version.content, VersionContent::Value(_)) {
                 version.happened = true;
                 version.acknowledged = true;
                 version.promised = version.promised.min(now);
@@ -208,7 +211,7 @@ impl Sector {
     /// Ends discard `number`: operations from number `next` on are not former values for it.
     pub(super) fn end_discard(&mut self, number: u64, next: u64) {
         for version in self.versions.iter_mut().filter(|version| version.number == number) {
-            if let Content::Former { before } = &mut version.content {
+            if let VersionContent::Former { before } = &mut version.content {
                 *before = next;
             }
         }
@@ -233,15 +236,15 @@ impl Sector {
     }
 
     /// Returns whether a read may have returned this value without providing new information.
-    pub(super) fn is_known(&self, seen: &Seen) -> bool {
+    pub(super) fn is_known(&self, seen: &SectorRead) -> bool {
         let [only] = self.versions.as_slice() else { return false };
         let is_settled = only.happened && only.durable && !only.in_flight;
         let has_ended = only.by <= seen.end && only.promised <= seen.end;
-        only.is_visible(seen) && is_settled && has_ended && only.content == Content::Value(seen.value)
+        only.is_visible(seen) && is_settled && has_ended && only.content == VersionContent::Value(seen.value)
     }
 
     /// Returns whether a read may return this value.
-    pub(super) fn may_return(&self, seen: &Seen) -> bool {
+    pub(super) fn may_return(&self, seen: &SectorRead) -> bool {
         let (matches, formers) = self.sources(seen);
         !matches.is_empty() || !formers.is_empty()
     }
@@ -252,26 +255,26 @@ impl Sector {
     }
 
     /// Returns whether the sector may ever have held the value seen.
-    pub(super) fn has_been(&self, seen: &Seen) -> bool {
-        seen.former.is_some() && (seen.value != Value::Zero || self.zeroed)
+    pub(super) fn has_been(&self, seen: &SectorRead) -> bool {
+        seen.former.is_some() && (seen.value != SectorValue::Zero || self.zeroed)
     }
 
     /// Finds what a read can have seen: the indices of versions with that content, and discards
     /// that may have left it.
-    fn sources(&self, seen: &Seen) -> (Vec<usize>, Vec<&Version>) {
-        let same = |version: &Version| version.content == Content::Value(seen.value);
+    fn sources(&self, seen: &SectorRead) -> (Vec<usize>, Vec<&SectorVersion>) {
+        let same = |version: &SectorVersion| version.content == VersionContent::Value(seen.value);
         let matches = (0..self.versions.len())
             .filter(|at| self.versions[*at].is_visible(seen) && same(&self.versions[*at]));
-        let former = |version: &Version| match version.content {
-            Content::Former { before } => seen.former.is_some_and(|number| number < before),
-            Content::Value(_) => false,
+        let former = |version: &SectorVersion| match version.content {
+            VersionContent::Former { before } => seen.former.is_some_and(|number| number < before),
+            VersionContent::Value(_) => false,
         };
         let formers = self.versions.iter().filter(|version| version.is_visible(seen) && former(version));
         (matches.collect(), formers.collect())
     }
 
     /// Records the result of a read; returns false if the read may not return it.
-    pub(super) fn read(&mut self, seen: &Seen) -> bool {
+    pub(super) fn read(&mut self, seen: &SectorRead) -> bool {
         let (matches, formers) = self.sources(seen);
         if matches.is_empty() && formers.is_empty() {
             return false;
@@ -279,7 +282,7 @@ impl Sector {
         let picked = if matches.len() == 1 && formers.is_empty() {
             self.confirm(matches[0], seen)
         } else {
-            let sources: Vec<&Version> =
+            let sources: Vec<&SectorVersion> =
                 matches.iter().map(|at| &self.versions[*at]).chain(formers).collect();
             let fixed = Self::fixed(&sources, seen);
             self.versions.push(fixed);
@@ -290,7 +293,7 @@ impl Sector {
         // would have replaced this value.
         self.versions.retain(|version| {
             let undecided =
-                !version.happened && !version.returned && matches!(version.content, Content::Value(_));
+                !version.happened && !version.returned && matches!(version.content, VersionContent::Value(_));
             !(undecided && version.by < seen.start && by < version.start)
         });
         let mut replaced = Vec::new();
@@ -315,7 +318,7 @@ impl Sector {
     }
 
     /// Records that the only version that the read can have seen has happened.
-    fn confirm(&mut self, at: usize, seen: &Seen) -> usize {
+    fn confirm(&mut self, at: usize, seen: &SectorRead) -> usize {
         let version = &mut self.versions[at];
         version.by = version.by.min(seen.end);
         (version.happened, version.untold, version.broken) = (true, false, false);
@@ -328,15 +331,15 @@ impl Sector {
 
     /// Makes a new version for a value that has several sources or comes from a discard: the read
     /// itself fixes it.
-    fn fixed(sources: &[&Version], seen: &Seen) -> Version {
+    fn fixed(sources: &[&SectorVersion], seen: &SectorRead) -> SectorVersion {
         let start = sources.iter().map(|version| version.start).min().expect("there is a source");
-        let mut version = Version::begun(seen.number, Content::Value(seen.value), start);
+        let mut version = SectorVersion::begun(seen.number, VersionContent::Value(seen.value), start);
         version.by = seen.end;
         version.in_flight = false;
-        let ended = |version: &&Version| match version.content {
-            Content::Value(_) => version.ended,
+        let ended = |version: &&SectorVersion| match version.content {
+            VersionContent::Value(_) => version.ended,
             // It may be the data of any earlier operation.
-            Content::Former { .. } => 0,
+            VersionContent::Former { .. } => 0,
         };
         version.ended = sources.iter().map(ended).min().expect("there is a source");
         version.happened = true;
@@ -394,7 +397,7 @@ impl Sector {
             (version.happened, version.by, version.dead_at) = (false, NEVER, NEVER);
             reopened = true;
         }
-        let back = |version: &Version| !version.in_flight && !lost.contains(&version.number);
+        let back = |version: &SectorVersion| !version.in_flight && !lost.contains(&version.number);
         self.forget_order(now, false, !reopened, back);
         // `forget_order` merges versions only for a power cut, so the indices still match.
         for ((version, before), promised) in self.versions.iter_mut().zip(order).zip(promised) {
@@ -462,8 +465,8 @@ impl Sector {
     }
 
     /// Returns the contents that may be there now.
-    pub(super) fn candidates(&self) -> Vec<Content> {
-        let mut contents: Vec<Content> = Vec::new();
+    pub(super) fn candidates(&self) -> Vec<VersionContent> {
+        let mut contents: Vec<VersionContent> = Vec::new();
         for version in self.versions.iter().filter(|version| version.dead_at == NEVER) {
             if !contents.contains(&version.content) {
                 contents.push(version.content);
@@ -474,8 +477,8 @@ impl Sector {
 
     /// Returns, for each version, the versions that surely come later, among those that `counts`
     /// accepts.
-    fn order(&self, counts: impl Fn(&Version) -> bool) -> Vec<Vec<u64>> {
-        let later = |older: &Version| {
+    fn order(&self, counts: impl Fn(&SectorVersion) -> bool) -> Vec<Vec<u64>> {
+        let later = |older: &SectorVersion| {
             let later = self.versions.iter().filter(|later| counts(later) && older.precedes(later));
             later.map(|later| later.number).collect()
         };
@@ -483,9 +486,15 @@ impl Sector {
     }
 
     /// Makes the `chosen` versions equal candidates; a single one may stay as it is.
-    fn forget_order(&mut self, now: u64, power_cut: bool, may_stay: bool, chosen: impl Fn(&Version) -> bool) {
+    fn forget_order(
+        &mut self,
+        now: u64,
+        power_cut: bool,
+        may_stay: bool,
+        chosen: impl Fn(&SectorVersion) -> bool,
+    ) {
         if power_cut {
-            let mut distinct: Vec<Version> = Vec::with_capacity(self.versions.len());
+            let mut distinct: Vec<SectorVersion> = Vec::with_capacity(self.versions.len());
             for version in self.versions.drain(..) {
                 if !distinct.iter().any(|kept| kept.content == version.content) {
                     distinct.push(version);
@@ -496,7 +505,7 @@ impl Sector {
         let (mut candidates, mut contents) = (0, 0);
         for version in self.versions.iter().filter(|version| chosen(version)) {
             candidates += 1;
-            contents += usize::from(matches!(version.content, Content::Value(_)));
+            contents += usize::from(matches!(version.content, VersionContent::Value(_)));
         }
         let single = (candidates, contents) == (1, 1);
         if single && may_stay {
@@ -504,8 +513,8 @@ impl Sector {
             return;
         }
         for version in self.versions.iter_mut().filter(|version| chosen(version)) {
-            let fresh = Version::begun(version.number, version.content, now);
-            *version = Version {
+            let fresh = SectorVersion::begun(version.number, version.content, now);
+            *version = SectorVersion {
                 by: now,
                 in_flight: false,
                 happened: single,
@@ -535,9 +544,10 @@ impl Sector {
     /// Returns the versions that a durable one surely replaced; only reads that began earlier may
     /// still return them.
     fn lost(&self) -> Vec<u64> {
-        let is_lost = |version: &&Version| {
-            let replaced =
-                |later: &Version| later.number != version.number && later.durable && version.precedes(later);
+        let is_lost = |version: &&SectorVersion| {
+            let replaced = |later: &SectorVersion| {
+                later.number != version.number && later.durable && version.precedes(later)
+            };
             self.versions.iter().any(replaced)
         };
         self.versions.iter().filter(is_lost).map(|version| version.number).collect()
@@ -548,8 +558,9 @@ impl Sector {
         let lost = |at: usize| {
             let version = &self.versions[at];
             let readable = oldest_read > 0 && version.dead_at > oldest_read;
-            let replaced =
-                |(other, later): (usize, &Version)| other != at && later.durable && version.precedes(later);
+            let replaced = |(other, later): (usize, &SectorVersion)| {
+                other != at && later.durable && version.precedes(later)
+            };
             !readable && self.versions.iter().enumerate().any(replaced)
         };
         let flags: Vec<bool> = (0..self.versions.len()).map(lost).collect();
@@ -560,7 +571,7 @@ impl Sector {
     /// Marks versions as dead that the times show to be replaced.
     fn settle(&mut self) {
         for later in 0..self.versions.len() {
-            let Version { number, happened, start, by, .. } = self.versions[later];
+            let SectorVersion { number, happened, start, by, .. } = self.versions[later];
             if !happened {
                 continue;
             }
@@ -573,7 +584,7 @@ impl Sector {
     }
 
     /// Returns, for the report, what a read that began at `start` might have returned.
-    pub(super) fn allowed(&self, start: u64) -> Vec<Content> {
+    pub(super) fn allowed(&self, start: u64) -> Vec<VersionContent> {
         self.versions
             .iter()
             .filter(|version| version.dead_at > start)

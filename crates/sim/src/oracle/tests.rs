@@ -7,13 +7,13 @@ mod reads_from_before;
 use super::*;
 
 /// One volume whose sectors have stamped first content; operation numbers are the stamps.
-struct Bench {
+struct OracleFixture {
     oracle: Oracle,
 }
 
-impl Bench {
+impl OracleFixture {
     fn new() -> Self {
-        Self { oracle: Oracle::new(vec![Value::Written(0)]) }
+        Self { oracle: Oracle::new(vec![SectorValue::Written(0)]) }
     }
 
     /// Brings the device back; if something was lost, the next flush fails.
@@ -61,9 +61,9 @@ impl Bench {
         self.oracle.begin_read(0, 0..1)
     }
 
-    fn returns(&mut self, id: OpId, value: Value) -> bool {
+    fn returns(&mut self, id: OpId, value: SectorValue) -> bool {
         let mut bytes = [0; SECTOR];
-        if let Value::Written(number) = value {
+        if let SectorValue::Written(number) = value {
             stamp::fill(&mut bytes, 0, 0, number);
         }
         self.oracle.end_read(id, &bytes).is_ok()
@@ -72,12 +72,12 @@ impl Bench {
     /// Reads sector 0 as the stamp `number`; returns whether that is allowed.
     fn reads(&mut self, number: u64) -> bool {
         let id = self.begin_read();
-        self.returns(id, Value::Written(number))
+        self.returns(id, SectorValue::Written(number))
     }
 
     fn reads_zero(&mut self) -> bool {
         let id = self.begin_read();
-        self.returns(id, Value::Zero)
+        self.returns(id, SectorValue::Zero)
     }
 
     /// Returns the stamps up to `most` that sector 0 may be read as, without fixing anything.
@@ -88,7 +88,7 @@ impl Bench {
 
 #[test]
 fn rule_1_the_last_acknowledged_write_is_read() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     assert!(bench.reads(0));
     let first = bench.write();
     assert!(bench.reads(first));
@@ -99,7 +99,7 @@ fn rule_1_the_last_acknowledged_write_is_read() {
 
 #[test]
 fn rule_1_a_write_in_flight_may_be_seen_and_then_is_there() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let id = bench.begin();
     assert_eq!(bench.may_be(id.number()), [0, id.number()]);
     assert!(bench.reads(0));
@@ -110,18 +110,18 @@ fn rule_1_a_write_in_flight_may_be_seen_and_then_is_there() {
 
 #[test]
 fn rule_1_a_read_under_way_may_return_what_was_replaced_meanwhile() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let early = bench.begin_read();
     let write = bench.write();
-    assert!(bench.returns(early, Value::Written(0)));
+    assert!(bench.returns(early, SectorValue::Written(0)));
     assert_eq!(bench.may_be(write), [write]);
     let late = bench.begin_read();
-    assert!(!bench.returns(late, Value::Written(0)));
+    assert!(!bench.returns(late, SectorValue::Written(0)));
 }
 
 #[test]
 fn rule_2_overlapping_writes_end_in_either_order_and_reading_shows_it() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let (first, second) = (bench.begin(), bench.begin());
     bench.oracle.end(second, true);
     bench.oracle.end(first, true);
@@ -136,7 +136,7 @@ fn rule_2_overlapping_writes_end_in_either_order_and_reading_shows_it() {
 
 #[test]
 fn rule_2_a_write_begun_after_the_other_ended_is_the_later_one() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let first = bench.begin();
     let second = bench.begin();
     bench.oracle.end(first, true);
@@ -152,7 +152,7 @@ fn rule_2_a_write_begun_after_the_other_ended_is_the_later_one() {
 
 #[test]
 fn rule_3_after_a_cut_the_flushed_one_or_a_later_one() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let lost = bench.write();
     let flushed = bench.write();
     bench.flush();
@@ -167,7 +167,7 @@ fn rule_3_after_a_cut_the_flushed_one_or_a_later_one() {
 
 #[test]
 fn rule_3_what_is_read_after_a_cut_stays_over_further_cuts() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let first = bench.write();
     let second = bench.write();
     bench.oracle.power_cut();
@@ -181,14 +181,14 @@ fn rule_3_what_is_read_after_a_cut_stays_over_further_cuts() {
 
 #[test]
 fn rule_3_a_flush_covers_what_was_acknowledged_before_it_was_asked_for() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let flush = bench.oracle.begin_flush(0);
     let write = bench.write();
     bench.oracle.end(flush, true);
     bench.oracle.power_cut();
     assert_eq!(bench.may_be(write), [0, write]);
 
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let write = bench.write();
     let flush = bench.oracle.begin_flush(0);
     bench.oracle.end(flush, true);
@@ -198,7 +198,7 @@ fn rule_3_a_flush_covers_what_was_acknowledged_before_it_was_asked_for() {
 
 #[test]
 fn rule_3_fua_is_durable_when_acknowledged_and_vouches_for_itself_only() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let other = bench.oracle.begin_write(0, 5..6, false);
     bench.oracle.end(other, true);
     let write = bench.write_fua();
@@ -213,7 +213,7 @@ fn rule_3_fua_is_durable_when_acknowledged_and_vouches_for_itself_only() {
 
 #[test]
 fn rule_3_sectors_of_one_write_are_cut_one_by_one() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let write = bench.write();
     bench.oracle.power_cut();
     let mut bytes = [0; 2 * SECTOR];
@@ -226,7 +226,7 @@ fn rule_3_sectors_of_one_write_are_cut_one_by_one() {
 
 #[test]
 fn rule_4_a_dead_process_keeps_what_it_acknowledged() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let write = bench.write();
     let flying = bench.begin().number();
     bench.oracle.process_death();
@@ -243,7 +243,7 @@ fn rule_4_a_dead_process_keeps_what_it_acknowledged() {
 
 #[test]
 fn rule_4_a_flush_after_the_death_covers_what_was_acknowledged_before() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let write = bench.write();
     bench.oracle.process_death();
     bench.flush();
@@ -253,7 +253,7 @@ fn rule_4_a_flush_after_the_death_covers_what_was_acknowledged_before() {
 
 #[test]
 fn rule_4_a_flush_in_flight_at_the_death_promises_nothing() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let write = bench.write();
     let flush = bench.oracle.begin_flush(0);
     bench.oracle.process_death();
@@ -264,7 +264,7 @@ fn rule_4_a_flush_in_flight_at_the_death_promises_nothing() {
 
 #[test]
 fn rule_5_what_was_read_stays() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let (first, second) = (bench.begin(), bench.begin());
     bench.oracle.end(first, true);
     bench.oracle.end(second, true);
@@ -277,7 +277,7 @@ fn rule_5_what_was_read_stays() {
 
 #[test]
 fn rule_6_a_failed_write_left_old_or_new() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let write = bench.write();
     let failed = bench.begin();
     bench.oracle.end(failed, false);
@@ -290,7 +290,7 @@ fn rule_6_a_failed_write_left_old_or_new() {
 
 #[test]
 fn rule_8_a_failed_flush_may_have_dropped_what_it_covered() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let kept = bench.write();
     bench.flush();
     let dropped = bench.write();
@@ -306,7 +306,7 @@ fn rule_8_a_failed_flush_may_have_dropped_what_it_covered() {
 
 #[test]
 fn rule_8_a_failed_flush_that_dropped_nothing_takes_a_promise_and_no_value() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let kept = bench.write();
     bench.flush();
     let last = bench.write();
@@ -320,7 +320,7 @@ fn rule_8_a_failed_flush_that_dropped_nothing_takes_a_promise_and_no_value() {
 
 #[test]
 fn rule_8_a_failed_flush_does_not_answer_for_what_came_after_it_was_asked_for() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     bench.write();
     let flush = bench.oracle.begin_flush(0);
     let later = bench.write();
@@ -332,7 +332,7 @@ fn rule_8_a_failed_flush_does_not_answer_for_what_came_after_it_was_asked_for() 
 
 #[test]
 fn rule_8_only_the_sectors_that_were_dropped_go_back() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let write = bench.write();
     bench.oracle.device_dropped(0, Some(&BTreeSet::from([1])));
     assert_eq!(bench.may_be(9), [write]);
@@ -342,7 +342,7 @@ fn rule_8_only_the_sectors_that_were_dropped_go_back() {
 
 #[test]
 fn rule_8_the_next_process_keeps_what_came_after_a_drop() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     bench.write();
     bench.drops();
     let after = bench.write();
@@ -354,7 +354,7 @@ fn rule_8_the_next_process_keeps_what_came_after_a_drop() {
 
 #[test]
 fn rule_8_what_a_flush_has_disowned_is_promised_anew_by_a_read_but_not_against_that_flush() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let write = bench.write();
     let flush = bench.oracle.begin_flush(0);
     let other = bench.oracle.begin_flush(0);
@@ -362,7 +362,7 @@ fn rule_8_what_a_flush_has_disowned_is_promised_anew_by_a_read_but_not_against_t
     assert!(bench.reads(write), "it outlived the first drop");
     bench.drops();
     bench.oracle.end(other, false);
-    let mut cut = Bench { oracle: bench.oracle.clone() };
+    let mut cut = OracleFixture { oracle: bench.oracle.clone() };
     cut.flush();
     assert_eq!(cut.may_be(9), [0, write], "the second error was about it");
     assert!(bench.reads(write));
@@ -373,7 +373,7 @@ fn rule_8_what_a_flush_has_disowned_is_promised_anew_by_a_read_but_not_against_t
 
 #[test]
 fn rule_8_a_failed_flush_is_about_what_a_discard_left_and_two_reads_have_shown() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let kept = bench.write();
     bench.flush();
     let discard = bench.oracle.begin_discard(0, 0..2);
@@ -392,7 +392,7 @@ fn rule_8_a_failed_flush_is_about_what_a_discard_left_and_two_reads_have_shown()
 #[test]
 fn rule_8_a_write_of_a_part_of_a_block_may_bring_back_what_was_dropped_of_the_rest() {
     for block in [1, 8] {
-        let mut oracle = Oracle::new(vec![Value::Written(0)]).with_blocks(block);
+        let mut oracle = Oracle::new(vec![SectorValue::Written(0)]).with_blocks(block);
         let dropped = oracle.begin_write(0, 2..3, false);
         oracle.end(dropped, true);
         let part = oracle.begin_write(0, 0..2, false);
@@ -413,7 +413,7 @@ fn rule_8_a_write_of_a_part_of_a_block_may_bring_back_what_was_dropped_of_the_re
 
 #[test]
 fn rule_8_a_flush_that_hides_a_drop_is_caught() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let kept = bench.write();
     bench.flush();
     let dropped = bench.write();
@@ -426,7 +426,7 @@ fn rule_8_a_flush_that_hides_a_drop_is_caught() {
 
 #[test]
 fn rule_8_a_failed_flush_is_about_what_a_later_discard_left() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let kept = bench.write();
     bench.flush();
     let zeroes = bench.oracle.begin_zeroes(0, 0..2, false);
@@ -444,8 +444,8 @@ fn rule_8_a_failed_flush_is_about_what_a_later_discard_left() {
 /// A write was dropped when a flush failed, and another one was seen while in flight. Returns the
 /// bench as it is before a client is told, the flush, the number of the dropped write, and the
 /// write in flight.
-fn dropped_beside_one_in_flight() -> (Bench, OpId, u64, OpId) {
-    let mut bench = Bench::new();
+fn dropped_beside_one_in_flight() -> (OracleFixture, OpId, u64, OpId) {
+    let mut bench = OracleFixture::new();
     let dropped = bench.write();
     let in_flight = bench.begin();
     let flush = bench.oracle.begin_flush(0);
@@ -466,7 +466,7 @@ fn rule_8_what_was_in_flight_hides_what_a_device_went_back_to_until_the_power_is
     bench.oracle.end(flush, false);
     assert!(bench.reads(in_flight.number()));
     assert_eq!(bench.may_be(9), [in_flight.number()], "what was read stays");
-    let mut cut = Bench { oracle: bench.oracle.clone() };
+    let mut cut = OracleFixture { oracle: bench.oracle.clone() };
     cut.oracle.power_cut();
     assert_eq!(cut.may_be(9), [0, dropped, in_flight.number()], "any may be what is on the medium");
     bench.oracle.end(in_flight, true);
@@ -477,7 +477,7 @@ fn rule_8_what_was_in_flight_hides_what_a_device_went_back_to_until_the_power_is
 
 #[test]
 fn rule_8_a_part_of_what_is_in_flight_may_come_back_over_a_later_write() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let in_flight = bench.begin();
     assert!(bench.reads(in_flight.number()));
     let dropped = bench.write();
@@ -506,7 +506,7 @@ fn rule_8_what_is_acknowledged_after_a_drop_is_there() {
 
 #[test]
 fn rule_8_what_began_after_a_drop_was_not_dropped() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     bench.write();
     let flush = bench.oracle.begin_flush(0);
     bench.drops();
@@ -518,7 +518,7 @@ fn rule_8_what_began_after_a_drop_was_not_dropped() {
 
 #[test]
 fn rule_8_a_drop_is_forgotten_with_its_process() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let kept = bench.write();
     bench.flush();
     let dropped = bench.write();
@@ -531,7 +531,7 @@ fn rule_8_a_drop_is_forgotten_with_its_process() {
 
 #[test]
 fn rule_9_an_orderly_stop_is_a_flush() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let write = bench.write();
     let stop = bench.oracle.begin_stop();
     bench.oracle.end(stop, true);
@@ -541,7 +541,7 @@ fn rule_9_an_orderly_stop_is_a_flush() {
 
 #[test]
 fn torn_misplaced_and_unknown_content_is_caught() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let write = bench.write();
     let read = bench.begin_read();
     let mut bytes = [0; SECTOR];
@@ -561,7 +561,7 @@ fn torn_misplaced_and_unknown_content_is_caught() {
 
 #[test]
 fn touched_ranges_are_joined() {
-    let mut oracle = Oracle::new(vec![Value::Zero, Value::Zero]);
+    let mut oracle = Oracle::new(vec![SectorValue::Zero, SectorValue::Zero]);
     for (volume, sectors) in [(0, 60..70), (0, 70..72), (1, 3..4)] {
         oracle.begin_write(volume, sectors, false);
     }

@@ -7,18 +7,18 @@ mod pulled;
 mod sizes;
 
 use crate::driver::World;
-use crate::failure::Fault;
+use crate::failure::FailureKind;
 use crate::note::MemoryNote;
 use crate::oracle::{OpId, Oracle};
-use crate::reached::{Asked, Case, Failed, Lies, Reached};
-use crate::stamp::{self, SECTOR, Value};
-use crate::system::{Geometry, Process, Refusal, Running, System, VolumeShape};
+use crate::reached::{Alignment, CoverageCase, FailedDevices, RequestCoverage, RequestKind};
+use crate::stamp::{self, SECTOR, SectorValue};
+use crate::system::{Geometry, ProcessContext, Refusal, RunningSystem, System, VolumeShape};
 use crate::workload::Step;
 use bcached_engine::{BucketCount, Phases};
 use bcached_env::sync::Semaphore;
 use bcached_env::{Buffer, Env};
 use bcached_port::{Operation, Reply};
-use sizes::Size;
+use sizes::KnownSize;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -45,7 +45,7 @@ const VERIFY_SECTORS: u64 = 128;
 const VERIFY_GAP: u64 = 16;
 
 /// The initial state of a process.
-pub struct Birth {
+pub struct ClientSetup {
     pub(super) env: Env,
     pub(super) system: Rc<dyn System>,
     pub(super) geometry: Geometry,
@@ -56,26 +56,26 @@ pub struct Birth {
     pub(super) troubled: bool,
     pub(super) phases: Arc<Phases>,
     pub(super) requests: Rc<Cell<u64>>,
-    pub(super) reached: Rc<RefCell<Reached>>,
+    pub(super) reached: Rc<RefCell<RequestCoverage>>,
     pub(super) counted: Rc<RefCell<Option<Vec<BucketCount>>>>,
     /// The first fault noticed in this life.
-    pub(super) fault: Rc<RefCell<Option<Fault>>>,
+    pub(super) fault: Rc<RefCell<Option<FailureKind>>>,
     /// Descriptions of the unanswered requests.
     pub(super) waiting: Rc<RefCell<BTreeMap<u64, String>>>,
 }
 
-impl Birth {
+impl ClientSetup {
     /// Opens the system.
     ///
     /// # Errors
     /// If it does not open, or opens without all its volumes.
-    pub async fn open(self) -> Result<Client, Fault> {
+    pub async fn open(self) -> Result<Client, FailureKind> {
         let written_before = {
             let mut world = self.world.borrow_mut();
             world.progress(PATIENCE_NS);
             world.written_bytes(0)
         };
-        let process = Process {
+        let process = ProcessContext {
             env: self.env.clone(),
             world: Rc::clone(&self.world),
             note: self.note.clone(),
@@ -83,18 +83,18 @@ impl Birth {
         };
         let opening = self.system.open(process, &self.geometry);
         self.waiting.borrow_mut().insert(0, "open".to_owned());
-        let running = opening.await.map_err(Fault::Open)?;
+        let running = opening.await.map_err(FailureKind::Open)?;
         self.waiting.borrow_mut().clear();
         let shapes = running.volumes();
         let (found, wanted) = (shapes.len(), self.geometry.volumes.len());
         if found != wanted {
-            return Err(Fault::Volumes { found, wanted });
+            return Err(FailureKind::Volumes { found, wanted });
         }
         running.assert_invariants();
         self.world.borrow_mut().progress(PATIENCE_NS);
         let lodgers = self.check_lodgers(running.as_ref())?;
-        let sizes = shapes.iter().map(|shape| Size::of(shape.sectors)).chain(lodgers).collect();
-        let shared = Shared {
+        let sizes = shapes.iter().map(|shape| KnownSize::of(shape.sectors)).chain(lodgers).collect();
+        let shared = ClientState {
             sizes: RefCell::new(sizes),
             lodgers: self.geometry.lodgers.clone(),
             unit: u64::from(self.geometry.block_sectors),
@@ -121,12 +121,12 @@ impl Birth {
     }
 }
 
-struct Shared {
+struct ClientState {
     env: Env,
     note: MemoryNote,
-    running: Rc<dyn Running>,
+    running: Rc<dyn RunningSystem>,
     shapes: Vec<VolumeShape>,
-    sizes: RefCell<Vec<Size>>,
+    sizes: RefCell<Vec<KnownSize>>,
     /// Sizes of the volumes that live in the cache alone, in sectors.
     lodgers: Vec<u64>,
     /// Unit of requests, in sectors.
@@ -140,9 +140,9 @@ struct Shared {
     depth: usize,
     troubled: bool,
     requests: Rc<Cell<u64>>,
-    reached: Rc<RefCell<Reached>>,
+    reached: Rc<RefCell<RequestCoverage>>,
     counted: Rc<RefCell<Option<Vec<BucketCount>>>>,
-    fault: Rc<RefCell<Option<Fault>>>,
+    fault: Rc<RefCell<Option<FailureKind>>>,
     waiting: Rc<RefCell<BTreeMap<u64, String>>>,
     /// Sectors of the zeroings in flight.
     zeroed: Cell<u64>,
@@ -150,7 +150,7 @@ struct Shared {
     written_before: u64,
 }
 
-impl Shared {
+impl ClientState {
     /// Returns how long clients may go without any answer from now on, in nanoseconds.
     const fn patience(&self) -> u64 {
         PATIENCE_NS + self.zeroed.get() * ZEROED_NS
@@ -160,7 +160,7 @@ impl Shared {
 /// A handle on the open system and its oracle. Clones are the same client.
 #[derive(Clone)]
 pub struct Client {
-    shared: Rc<Shared>,
+    shared: Rc<ClientState>,
 }
 
 impl Client {
@@ -280,7 +280,7 @@ impl Client {
     ///
     /// # Errors
     /// If the system reports that it could not stop.
-    pub async fn stop(&self) -> Result<(), Fault> {
+    pub async fn stop(&self) -> Result<(), FailureKind> {
         self.settle().await;
         self.shared.running.assert_invariants();
         let id = self.shared.oracle.borrow_mut().begin_stop();
@@ -293,15 +293,15 @@ impl Client {
             *self.shared.counted.borrow_mut() = self.shared.running.counted();
         }
         self.check_written()?;
-        if self.may_refuse() { Ok(()) } else { result.map_err(Fault::Stop) }
+        if self.may_refuse() { Ok(()) } else { result.map_err(FailureKind::Stop) }
     }
 
     /// Checks that the system's count of bytes written equals what the device was given, at any
     /// moment and whatever fails.
-    fn check_written(&self) -> Result<(), Fault> {
+    fn check_written(&self) -> Result<(), FailureKind> {
         let given = self.shared.world.borrow().written_bytes(0) - self.shared.written_before;
         match self.shared.running.written_bytes() {
-            Some(counted) if counted != given => Err(Fault::Miscounted { counted, given }),
+            Some(counted) if counted != given => Err(FailureKind::Miscounted { counted, given }),
             _ => Ok(()),
         }
     }
@@ -322,7 +322,7 @@ impl Client {
             && !self.may_refuse()
             && !self.may_be_outside(&step, &refusal)
         {
-            self.notice(Fault::Refused { request: words, refusal });
+            self.notice(FailureKind::Refused { request: words, refusal });
         }
     }
 
@@ -344,7 +344,7 @@ impl Client {
         let result = match step {
             Step::Read { volume, sectors } => self.read(volume, sectors).await.map(drop),
             Step::Mode { volume, mode } => self.shared.running.set_mode(volume, mode).await,
-            Step::Turn { volume, knob, value } => self.shared.running.turn(volume, knob, value).await,
+            Step::Turn { volume, option, value } => self.shared.running.turn(volume, option, value).await,
             Step::Detach { volume } => self.shared.running.detach(volume).await,
             Step::Attach { volume } => self.shared.running.attach(volume).await,
             Step::Clean { volume } => self.shared.running.clean(volume).await,
@@ -366,7 +366,7 @@ impl Client {
         let (answered, late_since) = self.times();
         let took = (answered - asked).saturating_sub(late_since - late);
         if took > REQUEST_NS {
-            self.notice(Fault::Slow { request: words.clone(), milliseconds: took / 1_000_000 });
+            self.notice(FailureKind::Slow { request: words.clone(), milliseconds: took / 1_000_000 });
         }
         if let Err(fault) = self.check_written() {
             self.notice(fault);
@@ -380,19 +380,19 @@ impl Client {
 
     /// Counts the request by kind and circumstances.
     fn count(&self, step: &Step) {
-        let Some((asked, volume, sectors)) = Asked::of(step) else { return };
+        let Some((asked, volume, sectors)) = RequestKind::of(step) else { return };
         let standing = self.shared.running.standing(volume);
-        let lies = Lies::of(&sectors, self.limit(volume), self.shared.block);
+        let lies = Alignment::of(&sectors, self.limit(volume), self.shared.block);
         let world = self.shared.world.borrow();
         let device = 1 + volume as usize;
         let backing = device < world.devices.len() && world.has_device_failed(device);
         let failed = match (world.has_device_failed(0), backing) {
-            (false, false) => Failed::Nothing,
-            (true, false) => Failed::Cache,
-            (false, true) => Failed::Backing,
-            (true, true) => Failed::Both,
+            (false, false) => FailedDevices::Nothing,
+            (true, false) => FailedDevices::Cache,
+            (false, true) => FailedDevices::Backing,
+            (true, true) => FailedDevices::Both,
         };
-        self.shared.reached.borrow_mut().count(&Case { asked, lies, standing, failed });
+        self.shared.reached.borrow_mut().count(&CoverageCase { asked, lies, standing, failed });
     }
 
     /// Re-adds a volume; releasing the volume flushes it.
@@ -418,7 +418,7 @@ impl Client {
     ///
     /// # Errors
     /// The system's refusal.
-    pub async fn values(&self, volume: u32, sectors: Range<u64>) -> Result<Vec<Value>, Refusal> {
+    pub async fn values(&self, volume: u32, sectors: Range<u64>) -> Result<Vec<SectorValue>, Refusal> {
         let first = sectors.start;
         let buffer = self.read(volume, sectors).await?;
         parse_all(&buffer, volume, first)
@@ -429,7 +429,7 @@ impl Client {
     ///
     /// # Errors
     /// The system's refusal.
-    pub async fn unjudged(&self, volume: u32, sectors: Range<u64>) -> Result<Vec<Value>, Refusal> {
+    pub async fn unjudged(&self, volume: u32, sectors: Range<u64>) -> Result<Vec<SectorValue>, Refusal> {
         let operation = Operation::Read { sector: sectors.start, buffer: used(bytes_of(&sectors)) };
         let Reply { result, buffer, .. } = self.shared.running.serve(volume, operation).await;
         result.map_err(Refusal::from_error)?;
@@ -482,30 +482,30 @@ impl Client {
     }
 
     /// Takes the first fault noticed.
-    pub(crate) fn noticed(&self) -> Option<Fault> {
+    pub(crate) fn noticed(&self) -> Option<FailureKind> {
         self.shared.fault.borrow_mut().take()
     }
 
     /// Keeps the first fault and ends the world.
-    fn notice(&self, fault: Fault) {
+    fn notice(&self, fault: FailureKind) {
         self.judge().notice(fault);
     }
 
-    fn judge(&self) -> Judge {
-        let Shared { oracle, fault, world, .. } = &*self.shared;
-        Judge { oracle: Rc::clone(oracle), fault: Rc::clone(fault), world: Rc::clone(world) }
+    fn judge(&self) -> ReplyJudge {
+        let ClientState { oracle, fault, world, .. } = &*self.shared;
+        ReplyJudge { oracle: Rc::clone(oracle), fault: Rc::clone(fault), world: Rc::clone(world) }
     }
 }
 
 /// Receives an answer. Requests that are unanswered when the world ends keep it in the system's
 /// memory, so it must not keep the system alive.
-struct Judge {
+struct ReplyJudge {
     oracle: Rc<RefCell<Oracle>>,
-    fault: Rc<RefCell<Option<Fault>>>,
+    fault: Rc<RefCell<Option<FailureKind>>>,
     world: Rc<RefCell<World>>,
 }
 
-impl Judge {
+impl ReplyJudge {
     /// Judges the answer to a read of `bytes` bytes.
     fn judge_read(&self, id: OpId, bytes: usize, reply: &Reply) {
         let mut oracle = self.oracle.borrow_mut();
@@ -514,11 +514,11 @@ impl Judge {
         let judged = oracle.end_read(id, buffer.as_slice());
         drop(oracle);
         if let Err(violation) = judged {
-            self.notice(Fault::Read(violation));
+            self.notice(FailureKind::Read(violation));
         }
     }
 
-    fn notice(&self, fault: Fault) {
+    fn notice(&self, fault: FailureKind) {
         self.fault.borrow_mut().get_or_insert(fault);
         self.world.borrow_mut().halt_now();
     }
@@ -536,7 +536,7 @@ fn bytes_of(sectors: &Range<u64>) -> usize {
     usize::try_from(sectors.end - sectors.start).expect("a request fits memory") * SECTOR
 }
 
-fn parse_all(buffer: &Buffer, volume: u32, first: u64) -> Result<Vec<Value>, Refusal> {
+fn parse_all(buffer: &Buffer, volume: u32, first: u64) -> Result<Vec<SectorValue>, Refusal> {
     let parse = |(index, bytes)| stamp::parse(bytes, volume, first + index as u64);
     let values = buffer.as_slice().chunks_exact(SECTOR).enumerate().map(parse);
     values.collect::<Result<_, _>>().map_err(Refusal::from_error)

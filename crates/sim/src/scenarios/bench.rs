@@ -5,9 +5,13 @@
 use crate::disk::Device;
 use crate::system::engine::Engine;
 use crate::system::open;
-use crate::system::{Geometry, Mode, Process, Refusal, Running, Soon, System, Told, VolumeShape};
+use crate::system::{
+    BoxFuture, Geometry, Mode, ProcessContext, Refusal, ReplyCallback, RunningSystem, System, VolumeShape,
+};
 use crate::system::{asking, work};
-use bcached_engine::{BucketCount, CacheSet, Cancel, Options, Settings, Status, VolumeId, VolumeOptions};
+use bcached_engine::{
+    BucketCount, CacheSet, CancelToken, Options, Settings, Status, VolumeId, VolumeOptions,
+};
 use bcached_env::DiskId;
 use bcached_port::{Operation, Reply};
 use std::cell::{Cell, RefCell};
@@ -16,7 +20,7 @@ use std::time::Duration;
 
 /// Where a volume is found at the next start.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Place {
+pub enum VolumeLocation {
     /// On this device of the world.
     Disk(u32),
     /// A flash-only volume: the first one.
@@ -26,9 +30,9 @@ pub enum Place {
 }
 
 /// A system whose options and devices are chosen by the scenario.
-pub struct Bench {
+pub struct ScenarioSystem {
     options: Options,
-    places: RefCell<Vec<Place>>,
+    places: RefCell<Vec<VolumeLocation>>,
     settings: Cell<Settings>,
     open: Rc<RefCell<Option<CacheSet>>>,
 }
@@ -50,7 +54,7 @@ pub fn eager(delay: Duration) -> Options {
     }
 }
 
-impl Bench {
+impl ScenarioSystem {
     /// Creates a set with `options`; volume `v` is on device `1 + v`.
     ///
     /// Bypass of sequential and congested I/O is disabled, so that the scenario alone decides what
@@ -60,12 +64,12 @@ impl Bench {
         options.congested_read_threshold = Duration::ZERO;
         options.congested_write_threshold = Duration::ZERO;
         let volumes = u32::try_from(volumes).expect("few volumes");
-        let places = RefCell::new((0..volumes).map(|volume| Place::Disk(1 + volume)).collect());
+        let places = RefCell::new((0..volumes).map(|volume| VolumeLocation::Disk(1 + volume)).collect());
         Rc::new(Self { options, places, settings: Cell::default(), open: Rc::default() })
     }
 
     /// Makes the volume appear at `place` from the next start on.
-    pub fn put(&self, volume: usize, place: Place) {
+    pub fn put(&self, volume: usize, place: VolumeLocation) {
         self.places.borrow_mut()[volume] = place;
     }
 
@@ -85,7 +89,7 @@ impl Bench {
     }
 }
 
-impl System for Bench {
+impl System for ScenarioSystem {
     fn name(&self) -> &'static str {
         "bench"
     }
@@ -102,8 +106,12 @@ impl System for Bench {
         Engine.inspect(devices, counted)
     }
 
-    fn open(&self, process: Process, geometry: &Geometry) -> Soon<Result<Rc<dyn Running>, Refusal>> {
-        let Process { env, note, phases, .. } = process;
+    fn open(
+        &self,
+        process: ProcessContext,
+        geometry: &Geometry,
+    ) -> BoxFuture<Result<Rc<dyn RunningSystem>, Refusal>> {
+        let ProcessContext { env, note, phases, .. } = process;
         let options = Options { phases, ..self.options.clone() };
         let (places, settings) = (self.places.borrow().clone(), self.settings.get());
         let (open, geometry) = (Rc::clone(&self.open), geometry.clone());
@@ -112,67 +120,67 @@ impl System for Bench {
             let set =
                 CacheSet::open(env, DiskId(0), Box::new(note), options).await.map_err(Refusal::from_error)?;
             let mut volumes = vec![None; places.len()];
-            let mut found: Vec<(Place, usize)> = places.into_iter().zip(0..).collect();
+            let mut found: Vec<(VolumeLocation, usize)> = places.into_iter().zip(0..).collect();
             // A boot finds devices in the order of their names.
             found.sort_unstable();
             for (place, volume) in found {
                 volumes[volume] = match place {
-                    Place::Disk(disk) => {
+                    VolumeLocation::Disk(disk) => {
                         Some(set.add_backing(DiskId(disk), None).await.map_err(Refusal::from_error)?)
                     }
-                    Place::Flash => {
+                    VolumeLocation::Flash => {
                         set.volumes().iter().find(|volume| volume.flash_only).map(|volume| volume.id)
                     }
-                    Place::Missing => None,
+                    VolumeLocation::Missing => None,
                 };
             }
             set.keep_settings(settings).await.map_err(Refusal::from_error)?;
             *open.borrow_mut() = Some(set.clone());
-            Ok(Rc::new(Open { set, volumes, geometry }) as Rc<dyn Running>)
+            Ok(Rc::new(OpenScenario { set, volumes, geometry }) as Rc<dyn RunningSystem>)
         })
     }
 }
 
-struct Open {
+struct OpenScenario {
     set: CacheSet,
     volumes: Vec<Option<VolumeId>>,
     geometry: Geometry,
 }
 
-impl Open {
+impl OpenScenario {
     fn id(&self, volume: u32) -> VolumeId {
         self.volumes[volume as usize].expect("the story uses only volumes that exist")
     }
 }
 
-impl Running for Open {
+impl RunningSystem for OpenScenario {
     fn volumes(&self) -> Vec<VolumeShape> {
         let shape =
             |sectors: &u64| VolumeShape { sectors: *sectors, unit_sectors: self.geometry.block_sectors };
         self.geometry.volumes.iter().map(shape).collect()
     }
 
-    fn serve(&self, volume: u32, operation: Operation) -> Soon<Reply> {
+    fn serve(&self, volume: u32, operation: Operation) -> BoxFuture<Reply> {
         self.serve_and_tell(volume, operation, Box::new(|_| ()))
     }
 
-    fn serve_and_tell(&self, volume: u32, operation: Operation, told: Told) -> Soon<Reply> {
-        asking::serve_by_set(&self.set, self.id(volume), operation, told)
+    fn serve_and_tell(&self, volume: u32, operation: Operation, callback: ReplyCallback) -> BoxFuture<Reply> {
+        asking::serve_by_set(&self.set, self.id(volume), operation, callback)
     }
 
-    fn set_mode(&self, volume: u32, wanted: Mode) -> Soon<Result<(), Refusal>> {
+    fn set_mode(&self, volume: u32, wanted: Mode) -> BoxFuture<Result<(), Refusal>> {
         open::set_mode(&self.set, self.id(volume), wanted)
     }
 
-    fn detach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
-        work::detach(&self.set, self.id(volume), Cancel::default())
+    fn detach(&self, volume: u32) -> BoxFuture<Result<(), Refusal>> {
+        work::detach(&self.set, self.id(volume), CancelToken::default())
     }
 
-    fn attach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
-        work::attach(&self.set, self.id(volume), Cancel::default())
+    fn attach(&self, volume: u32) -> BoxFuture<Result<(), Refusal>> {
+        work::attach(&self.set, self.id(volume), CancelToken::default())
     }
 
-    fn stop(&self) -> Soon<Result<(), Refusal>> {
+    fn stop(&self) -> BoxFuture<Result<(), Refusal>> {
         open::stop(&self.set)
     }
 }

@@ -6,10 +6,10 @@ use super::stage::{
     AROUND, ATTACH, BACK, DATA_START, DETACH, FLUSH, MILLISECOND, THROUGH, bench, failure, geometry, keep,
     pause, power_cut, read, trouble, unstarted, warm, write, write_fua,
 };
-use crate::disk::{Fault as DiskFault, OpKind, Survivors};
+use crate::disk::{DiskFault, OpKind, Survivors};
 use crate::driver::Crash;
-use crate::scenario::Stage;
-use crate::stamp::Value;
+use crate::scenario::ScenarioRig;
+use crate::stamp::SectorValue;
 use crate::system::Mode;
 use crate::workload::Step;
 
@@ -58,7 +58,7 @@ fn a_read_miss_during_a_bypass_write_leaves_no_old_copy() {
             client.world().borrow_mut().devices[1].model.latency_ns = middle;
             Ok(client.values(0, 0..8).await)
         });
-        met += u32::from(seen.unwrap().unwrap() == [Value::Written(0); 8]);
+        met += u32::from(seen.unwrap().unwrap() == [SectorValue::Written(0); 8]);
         pause(&mut stage, 2_000).unwrap();
         stage.verify().unwrap();
     }
@@ -147,7 +147,7 @@ fn a_failed_write_to_the_disk_leaves_nothing_new_in_the_cache() {
     assert!(stage.attempt(vec![write(0..64)]).unwrap()[0].is_err());
     stage.ask(FLUSH).unwrap();
     pause(&mut stage, 20).unwrap();
-    assert_eq!(stage.values(0, 0..64).unwrap(), [Value::Written(0); 64]);
+    assert_eq!(stage.values(0, 0..64).unwrap(), [SectorValue::Written(0); 64]);
     stage.stop().unwrap();
 }
 
@@ -155,7 +155,7 @@ fn a_failed_write_to_the_disk_leaves_nothing_new_in_the_cache() {
 pub const CLEAN_MODES: [Mode; 3] = [Mode::Writethrough, Mode::Writearound, Mode::None];
 
 /// Runs `tell` in each clean mode, with copies that the cache already holds.
-fn each_clean_mode(mut tell: impl FnMut(&mut Stage, Mode)) {
+fn each_clean_mode(mut tell: impl FnMut(&mut ScenarioRig, Mode)) {
     for mode in CLEAN_MODES {
         let (mut stage, _) = bench(geometry(vec![16384], THROUGH), quiet());
         keep(&mut stage, 0..64);

@@ -6,7 +6,7 @@ use super::stage::{
     ANYWHERE, ATTACH, BACK, DETACH, FLUSH, MILLISECOND, bench, geometry, keep, pause, power_cut, read,
     trouble, warm, write,
 };
-use crate::disk::{Fault as DiskFault, OpKind};
+use crate::disk::{DiskFault, OpKind};
 use crate::workload::Step;
 use bcached_check::Record;
 use bcached_engine::Options;

@@ -1,15 +1,15 @@
 //! Devices that die, come back, are renamed, truncated or outdated.
 
-use super::bench::{Place, quiet};
+use super::bench::{VolumeLocation, quiet};
 use super::image::{backing, change_backing};
 use super::stage::{
     ANYWHERE, AROUND, BACK, BACK_LAST, FLUSH, assert_not_opened, assert_refused, bench, failure, geometry,
     keep, read, small, stage, warm, write, write_to,
 };
-use crate::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
+use crate::disk::{DiskFault, FaultRule, OpKind, Survivors, WrittenPart};
 use crate::driver::Crash;
-use crate::failure::Fault;
-use crate::scenario::Stage;
+use crate::failure::FailureKind;
+use crate::scenario::ScenarioRig;
 use crate::system::{Geometry, Tuning, engine::Engine};
 use crate::workload::{Shape, Step};
 use bcached_format::{BackingState, Uuid};
@@ -96,8 +96,8 @@ fn a_backing_device_that_returns_under_another_name_is_the_same_volume() {
     }
     stage.stop().unwrap();
     stage.rig().world.borrow_mut().devices.swap(1, 2);
-    bench.put(0, Place::Disk(2));
-    bench.put(1, Place::Disk(1));
+    bench.put(0, VolumeLocation::Disk(2));
+    bench.put(1, VolumeLocation::Disk(1));
     stage.start().unwrap();
     stage.verify().unwrap();
     stage.stop().unwrap();
@@ -111,7 +111,7 @@ fn a_set_that_lost_a_backing_device_keeps_its_dirty_data_until_it_returns() {
     stage.together((0..32).map(|place| write_to(1, place * 64..place * 64 + 16)).collect()).unwrap();
     stage.ask(Step::Flush { volume: 1 }).unwrap();
     stage.stop().unwrap();
-    bench.put(1, Place::Missing);
+    bench.put(1, VolumeLocation::Missing);
     stage.start().unwrap();
     stage.ask(Step::Mode { volume: 0, mode: crate::system::Mode::Writethrough }).unwrap();
     for start in (0..16384).step_by(128) {
@@ -119,7 +119,7 @@ fn a_set_that_lost_a_backing_device_keeps_its_dirty_data_until_it_returns() {
     }
     stage.ask(FLUSH).unwrap();
     stage.crash(Crash::PowerCut, Survivors::Nothing);
-    bench.put(1, Place::Disk(2));
+    bench.put(1, VolumeLocation::Disk(2));
     stage.start().unwrap();
     stage.verify().unwrap();
     stage.stop().unwrap();
@@ -160,21 +160,21 @@ fn no_failure_of_a_device_leaves_anybody_waiting() {
     });
     for (device, on, count, skip) in cases {
         let seed = u64::from(skip);
-        let mut stage = Stage::new(
+        let mut stage = ScenarioRig::new(
             Rc::new(Engine),
             Geometry { tuning: Tuning::draw(seed << 32 | 2 << 40), ..small.clone() },
             seed,
         );
         stage.start().unwrap();
-        let fault = DiskFault::Fail(Landed::Part);
-        stage.device(device).faults.add(Rule { on, sectors: ANYWHERE, skip, count, fault });
+        let fault = DiskFault::Fail(WrittenPart::Part);
+        stage.device(device).faults.add(FaultRule { on, sectors: ANYWHERE, skip, count, fault });
         let steps = Shape::named("points").expect("a shape").with_steps(120).draw(seed).steps;
         let is_request = |step: &Step| {
             !matches!(step, Step::Pause(_) | Step::Settle | Step::Trouble { .. } | Step::Note { .. })
         };
         let requests = steps.into_iter().filter(is_request);
         let ended = stage.attempt(requests.collect()).map(|_| ()).and_then(|()| stage.stop());
-        let is_allowed = matches!(ended, Ok(()) | Err(Fault::Stop(_)));
+        let is_allowed = matches!(ended, Ok(()) | Err(FailureKind::Stop(_)));
         assert!(is_allowed, "{on:?} {skip} of device {device} fails {count} times: {ended:?}");
     }
 }

@@ -6,10 +6,10 @@ use super::stage::{
     ANYWHERE, BACK, FLUSH, MILLISECOND, THROUGH, assert_not_opened, bench, failure, geometry, keep, pause,
     stage, trouble, write, write_fua,
 };
-use crate::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
+use crate::disk::{DiskFault, FaultRule, OpKind, Survivors, WrittenPart};
 use crate::driver::{Crash, OpView};
-use crate::scenario::Stage;
-use crate::stamp::Value;
+use crate::scenario::ScenarioRig;
+use crate::stamp::SectorValue;
 use crate::system::{Geometry, Tuning, engine::Engine};
 use crate::workload::Step;
 use bcached_format::{BackingState, SUPERBLOCK_SECTOR};
@@ -41,7 +41,7 @@ fn write_back_calls_nothing_clean_before_the_backing_device_is_flushed() {
     let says_clean = |op: &OpView| op.disk.0 == 1 && op.sectors == (SUPERBLOCK_SECTOR..SUPERBLOCK_SECTOR + 8);
     let night = vec![Step::Pause(3_000)];
     stage.crash_at(night, says_clean, Crash::PowerCut, Survivors::Nothing).unwrap();
-    assert_eq!(on_disk(&mut stage, 0..64), [Value::Written(1); 64], "clean data is on the disk");
+    assert_eq!(on_disk(&mut stage, 0..64), [SectorValue::Written(1); 64], "clean data is on the disk");
     assert_eq!(bench.status().dirty_sectors, 0);
     stage.rig().inspect().unwrap();
 }
@@ -108,12 +108,12 @@ fn a_flush_that_fails_in_a_replay_takes_nothing_from_the_note() {
     let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
     stage.ask(write(0..64)).unwrap();
     stage.crash(Crash::ProcessDeath, Survivors::Everything);
-    let fault = DiskFault::Fail(Landed::Nothing);
-    stage.device(0).faults.add(Rule { on: OpKind::Flush, sectors: ANYWHERE, skip: 1, count: 1, fault });
+    let fault = DiskFault::Fail(WrittenPart::Nothing);
+    stage.device(0).faults.add(FaultRule { on: OpKind::Flush, sectors: ANYWHERE, skip: 1, count: 1, fault });
     assert_not_opened(&mut stage, "flush of the cache device");
     stage.rig().world.borrow_mut().heal();
     stage.start().unwrap();
-    assert_eq!(stage.values(0, 0..64).unwrap(), [Value::Written(1); 64]);
+    assert_eq!(stage.values(0, 0..64).unwrap(), [SectorValue::Written(1); 64]);
     stage.stop().unwrap();
 }
 
@@ -127,7 +127,7 @@ fn a_good_flush_after_a_failed_one_brings_nothing_back() {
     failure(&mut stage, 1, OpKind::Flush, 1);
     assert!(stage.attempt(vec![FLUSH]).unwrap()[0].is_err(), "the client gets the error");
     stage.ask(FLUSH).unwrap();
-    assert_eq!(stage.values(0, 0..64).unwrap(), [Value::Written(0); 64], "the disk dropped it");
+    assert_eq!(stage.values(0, 0..64).unwrap(), [SectorValue::Written(0); 64], "the disk dropped it");
     pause(&mut stage, 10).unwrap();
     stage.stop().unwrap();
 }
@@ -155,7 +155,7 @@ fn a_flush_that_fails_in_the_middle_of_write_back_loses_nothing() {
     let mut met = 0;
     for tuning in 0..8 {
         let varied = Geometry { tuning: Tuning::draw(tuning << 32 | 2 << 40), ..geometry(vec![16384], BACK) };
-        let mut stage = Stage::new(Rc::new(Engine), varied, tuning);
+        let mut stage = ScenarioRig::new(Rc::new(Engine), varied, tuning);
         stage.start().expect("the system opens");
         for (sectors, late) in [(16..24, SECOND), (656..664, 2 * SECOND)] {
             trouble(&mut stage, 1, OpKind::Write, sectors, 1, DiskFault::Late(late));

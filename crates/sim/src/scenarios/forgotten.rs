@@ -1,12 +1,12 @@
 //! Volumes that a set forgets, and flash-only volumes that it creates or resizes, with a power cut
 //! at every operation.
 
-use super::bench::{Bench, Place, quiet};
+use super::bench::{ScenarioSystem, VolumeLocation, quiet};
 use super::image::change_backing;
 use super::stage::{BACK, FATES, FLUSH, bench, cut_at, packed, write};
-use crate::scenario::Stage;
+use crate::scenario::ScenarioRig;
 use crate::system::Geometry;
-use bcached_engine::{CacheSet, Cancel, Error, Request, VolumeId};
+use bcached_engine::{CacheSet, CancelToken, Error, Request, VolumeId};
 use bcached_env::Buffer;
 use bcached_format::{BackingState, Label, Uuid};
 use std::rc::Rc;
@@ -20,14 +20,14 @@ super::scenarios! {
 }
 
 /// A running set with dirty data in several leaves, for a volume whose disk is gone.
-fn left_behind() -> (Stage, Rc<Bench>, Uuid) {
+fn left_behind() -> (ScenarioRig, Rc<ScenarioSystem>, Uuid) {
     let geometry = Geometry { buckets: 520, ..packed(vec![16384], BACK) };
     let (mut stage, bench) = bench(geometry, quiet());
     stage.together((0..400).map(|place| write(place * 3..place * 3 + 1)).collect()).unwrap();
     stage.ask(FLUSH).unwrap();
     let uuid = bench.status().volumes[0].uuid;
     stage.stop().unwrap();
-    bench.put(0, Place::Missing);
+    bench.put(0, VolumeLocation::Missing);
     stage.start().unwrap();
     (stage, bench, uuid)
 }
@@ -170,7 +170,7 @@ fn a_volume_in_the_cache_alone_has_the_old_size_or_the_new_one() {
                     if shrinks {
                         shrink(&set, id, KEPT).await
                     } else {
-                        set.grow(id, FULL, &Cancel::default()).await
+                        set.grow(id, FULL, &CancelToken::default()).await
                     }
                 };
                 if !cut_at(&mut stage, nth, survivors, resized) {
@@ -183,7 +183,7 @@ fn a_volume_in_the_cache_alone_has_the_old_size_or_the_new_one() {
                     let is_full = info.sectors == FULL;
                     assert!(is_full || info.sectors == KEPT, "{}", info.sectors);
                     let end = if shrinks && is_full { FULL } else { KEPT };
-                    set.grow(info.id, FULL, &Cancel::default()).await.unwrap();
+                    set.grow(info.id, FULL, &CancelToken::default()).await.unwrap();
                     let found = content(&set, info.id, FULL).await;
                     let zeroes = usize::try_from(end * 512).unwrap();
                     assert!(found[..zeroes].iter().all(|byte| *byte == 7), "nothing is lost before the end");
@@ -201,7 +201,7 @@ fn a_volume_in_the_cache_alone_has_the_old_size_or_the_new_one() {
 }
 
 async fn shrink(set: &CacheSet, id: VolumeId, sectors: u64) -> Result<(), Error> {
-    let shrinking = set.begin_shrinking(id, sectors, &Cancel::default()).await?;
+    let shrinking = set.begin_shrinking(id, sectors, &CancelToken::default()).await?;
     set.shrink_flash_only(shrinking).await
 }
 

@@ -6,11 +6,11 @@ use super::stage::{
     BACK, DATA_START, FLUSH, assert_refused, bench, geometry, keep, packed, pause, power_cut, small, stage,
     trouble, unstarted, write,
 };
-use crate::disk::{Fault as DiskFault, Faults, Landed, OpKind, Survivors};
-use crate::driver::{Crash, Halt, OpView};
-use crate::failure::Fault;
-use crate::scenario::Stage;
-use crate::stamp::Value;
+use crate::disk::{DiskFault, FaultRules, OpKind, Survivors, WrittenPart};
+use crate::driver::{Crash, HaltReason, OpView};
+use crate::failure::FailureKind;
+use crate::scenario::ScenarioRig;
+use crate::stamp::SectorValue;
 use crate::system::Geometry;
 use crate::system::engine::Engine;
 use crate::workload::Step;
@@ -85,7 +85,7 @@ fn a_full_journal_is_replayed_though_leaves_and_root_split() {
 }
 
 /// Returns the number of journal buckets that a replay needs.
-fn needed_buckets(stage: &mut Stage) -> u64 {
+fn needed_buckets(stage: &mut ScenarioRig) -> u64 {
     let entry = |record| match record {
         Record::JournalEntry { seq, last_seq, sector, .. } => Some((seq, last_seq, sector)),
         _ => None,
@@ -99,14 +99,14 @@ fn needed_buckets(stage: &mut Stage) -> u64 {
 
 /// Number of node splits so far.
 #[derive(Debug)]
-struct Splits {
+struct SplitCounts {
     leaves: u64,
     roots: u64,
 }
 
-fn splits(stage: &Stage) -> Splits {
+fn splits(stage: &ScenarioRig) -> SplitCounts {
     let begun = |phase| stage.rig().phases.begun(phase);
-    Splits { leaves: begun(Phase::LeafSplit), roots: begun(Phase::RootSplit) }
+    SplitCounts { leaves: begun(Phase::LeafSplit), roots: begun(Phase::RootSplit) }
 }
 
 /// The power fails while a journal entry is being written, and half of it is on the device. Its
@@ -127,7 +127,7 @@ fn a_torn_newest_entry_is_no_entry() {
 
 /// Returns a set whose power was cut when the device had received an entry of several sectors, and
 /// what is left of that entry.
-fn cut_in_an_entry(survivors: Survivors) -> (Stage, Vec<u8>) {
+fn cut_in_an_entry(survivors: Survivors) -> (ScenarioRig, Vec<u8>) {
     let (mut stage, _) = bench(packed(vec![4096], BACK), quiet());
     keep(&mut stage, 0..8);
     let journal = journal(&mut stage);
@@ -167,7 +167,7 @@ fn a_damaged_newest_entry_after_a_clean_stop_loses_nothing() {
 }
 
 /// Returns the sequence number and sector of each journal entry, oldest first.
-fn entries(stage: &mut Stage) -> Vec<(u64, u64)> {
+fn entries(stage: &mut ScenarioRig) -> Vec<(u64, u64)> {
     let entry = |record| match record {
         Record::JournalEntry { seq, sector, .. } => Some((seq, sector)),
         _ => None,
@@ -245,7 +245,7 @@ fn a_start_behind_a_damaged_entry_may_be_cut_short() {
 
 /// Returns a set that was not stopped. Its newest entries need others of their bucket, but not the
 /// one before these, which is damaged.
-fn behind_damage() -> Stage {
+fn behind_damage() -> ScenarioRig {
     let (mut stage, _) = bench(Geometry { buckets: 2000, ..geometry(vec![4096], BACK) }, quiet());
     (0..6).for_each(|_| keep(&mut stage, 0..64));
     // Leaves are written meanwhile.
@@ -281,7 +281,7 @@ fn what_somebody_did_not_go_on_with_is_not_brought_back() {
 
 /// Returns the sequence number and sector of the entries before the newest one in its bucket,
 /// oldest first.
-fn beside_the_newest(stage: &mut Stage) -> Vec<(u64, u64)> {
+fn beside_the_newest(stage: &mut ScenarioRig) -> Vec<(u64, u64)> {
     let (mut entries, bucket_sectors) = (entries(stage), sizes(stage).bucket_sectors);
     let (_, newest) = entries.pop().expect("there are entries");
     entries.retain(|(_, sector)| sector / bucket_sectors == newest / bucket_sectors);
@@ -289,7 +289,7 @@ fn beside_the_newest(stage: &mut Stage) -> Vec<(u64, u64)> {
 }
 
 /// Returns the oldest entry that the newest one needs.
-fn needed_from(stage: &mut Stage) -> u64 {
+fn needed_from(stage: &mut ScenarioRig) -> u64 {
     let entry = |record| match record {
         Record::JournalEntry { seq, last_seq, .. } => Some((seq, last_seq)),
         _ => None,
@@ -336,7 +336,7 @@ fn a_brand_new_set_starts_wherever_its_first_start_was_cut() {
             let (mut stage, _) = unstarted(small(vec![4096], BACK), quiet(), 1);
             stage.rig().world.borrow_mut().crash_at(*point);
             let is_over = match stage.start() {
-                Err(Fault::Waiting { halt: Halt::Asked(_), .. }) => false,
+                Err(FailureKind::Waiting { halt: HaltReason::Requested(_), .. }) => false,
                 other => other.map(|()| true).unwrap(),
             };
             stage.crash(Crash::PowerCut, survivors);
@@ -358,12 +358,12 @@ fn what_cannot_be_read_of_a_former_journal_keeps_no_new_set_from_starting() {
     let (mut other, _) = bench(geometry(vec![4096], BACK), quiet());
     let place = journal(&mut other);
     let (mut stage, _) = unstarted(geometry(vec![4096], BACK), quiet(), 1);
-    trouble(&mut stage, 0, OpKind::Read, place, 1000, DiskFault::Fail(Landed::Nothing));
+    trouble(&mut stage, 0, OpKind::Read, place, 1000, DiskFault::Fail(WrittenPart::Nothing));
     stage.start().unwrap();
     assert!(stage.device(0).faults.failures() > 0, "the sector was read");
     keep(&mut stage, 0..64);
     stage.stop().unwrap();
-    stage.device(0).faults = Faults::default();
+    stage.device(0).faults = FaultRules::default();
     stage.start().unwrap();
     stage.verify().unwrap();
     stage.stop().unwrap();
@@ -450,14 +450,14 @@ fn what_is_acknowledged_while_the_note_is_gone_outlives_the_process() {
 fn what_was_acknowledged_before_the_note_went_outlives_the_process() {
     let mut geometry = geometry(vec![16384], BACK);
     geometry.tuning.set.journal_delay_ms = 60_000;
-    let mut stage = Stage::new(Rc::new(Engine), geometry, 1);
+    let mut stage = ScenarioRig::new(Rc::new(Engine), geometry, 1);
     stage.start().unwrap();
     stage.ask(write(0..32)).unwrap();
     stage.ask(Step::Note { is_there: false }).unwrap();
     pause(&mut stage, 1000).unwrap();
     stage.crash(Crash::ProcessDeath, Survivors::Everything);
     stage.start().unwrap();
-    assert_eq!(stage.values(0, 0..32).unwrap(), [Value::Written(1); 32]);
+    assert_eq!(stage.values(0, 0..32).unwrap(), [SectorValue::Written(1); 32]);
     stage.stop().unwrap();
 }
 
@@ -469,5 +469,5 @@ fn acknowledged_writes_are_durable_after_the_journal_delay() {
     pause(&mut stage, 300).unwrap();
     stage.crash(Crash::PowerCut, Survivors::Nothing);
     stage.start().unwrap();
-    assert_eq!(stage.values(0, 0..8).unwrap(), [Value::Written(1); 8]);
+    assert_eq!(stage.values(0, 0..8).unwrap(), [SectorValue::Written(1); 8]);
 }

@@ -1,6 +1,6 @@
 //! Sizes at the limits, and what does not fit.
 
-use super::bench::{Place, quiet};
+use super::bench::{VolumeLocation, quiet};
 use super::image::change_table;
 use super::stage::{
     AROUND, ATTACH, BACK, DETACH, FLUSH, THROUGH, assert_not_opened, assert_refused, bench, geometry, keep,
@@ -8,14 +8,14 @@ use super::stage::{
 };
 use crate::disk::{OpKind, Survivors};
 use crate::driver::{Crash, OpView};
-use crate::failure::Fault;
+use crate::failure::FailureKind;
 use crate::oracle::Oracle;
-use crate::scenario::Stage;
-use crate::stamp::Value;
+use crate::scenario::ScenarioRig;
+use crate::stamp::SectorValue;
 use crate::system::{Geometry, engine::Engine};
 use crate::workload::Step;
 use bcached_format::{
-    DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid, UuidSlot,
+    DeviceGeometry, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid, UuidSlot,
 };
 use std::rc::Rc;
 
@@ -36,21 +36,21 @@ super::scenarios! {
 /// the existing volumes go on.
 fn a_volume_for_which_the_table_has_no_slot_is_refused() {
     let (mut stage, bench) = unstarted(small(vec![4096, 4096], BACK), quiet(), 1);
-    bench.put(1, Place::Missing);
+    bench.put(1, VolumeLocation::Missing);
     stage.start().unwrap();
     keep(&mut stage, 0..64);
     stage.stop().unwrap();
     fill_table(&mut stage, 0);
-    bench.put(1, Place::Disk(2));
+    bench.put(1, VolumeLocation::Disk(2));
     assert_not_opened(&mut stage, "all 64 slots");
-    bench.put(1, Place::Missing);
+    bench.put(1, VolumeLocation::Missing);
     stage.start().unwrap();
     stage.verify().unwrap();
     stage.stop().unwrap();
 }
 
 /// Fills all free slots but `left` with other volumes.
-fn fill_table(stage: &mut Stage, left: usize) {
+fn fill_table(stage: &mut ScenarioRig, left: usize) {
     change_table(stage, |slots| {
         for (slot, number) in slots.iter_mut().filter(|slot| slot.is_free()).skip(left).zip(1..) {
             *slot = UuidSlot { uuid: Uuid([number; 16]), ..UuidSlot::FREE };
@@ -60,7 +60,7 @@ fn fill_table(stage: &mut Stage, left: usize) {
 
 /// Returns a set whose only volume was detached and has left clean copies under number 0; the disk
 /// holds newer data by now. `free` slots are free.
-fn left_behind(free: usize) -> Stage {
+fn left_behind(free: usize) -> ScenarioRig {
     let (mut stage, _) = bench(small(vec![4096], BACK), quiet());
     keep(&mut stage, 0..40);
     warm(&mut stage, 40..80);
@@ -72,7 +72,7 @@ fn left_behind(free: usize) -> Stage {
 }
 
 /// Asserts that the volume is complete, now and at the next start.
-fn assert_all_there(stage: &mut Stage) {
+fn assert_all_there(stage: &mut ScenarioRig) {
     stage.start().unwrap();
     stage.verify().unwrap();
     keep(stage, 32..48);
@@ -100,7 +100,7 @@ fn a_slot_that_is_used_again_holds_nothing_of_before() {
             let mut stage = left_behind(0);
             match stage.crash_in_start(at_operation(moments + 1), Crash::PowerCut, survivors) {
                 Ok(()) => assert_all_there(&mut stage),
-                Err(Fault::Story(_)) => break,
+                Err(FailureKind::Story(_)) => break,
                 Err(fault) => unreachable!("at operation {moments}: {fault:?}"),
             }
             moments += 1;
@@ -122,7 +122,7 @@ fn a_slot_is_used_again_beside_requests() {
             let steps = vec![write(64..72), ATTACH, read(0..88), write(32..48), FLUSH];
             match stage.crash_at(steps, at_operation(moments + 1), Crash::PowerCut, survivors) {
                 Ok(()) => assert_all_there(&mut stage),
-                Err(Fault::Story(_)) => break,
+                Err(FailureKind::Story(_)) => break,
                 Err(fault) => unreachable!("at operation {moments}: {fault:?}"),
             }
             moments += 1;
@@ -220,15 +220,15 @@ fn a_request_larger_than_a_bucket_is_in_many_and_lost_in_none() {
 fn a_flash_volume_that_was_promised_too_much_is_refused_space_and_loses_nothing() {
     let geometry = Geometry { buckets: 520, ..small(vec![65536], BACK) };
     let (mut stage, bench) = unstarted(geometry, quiet(), 1);
-    bench.put(0, Place::Missing);
+    bench.put(0, VolumeLocation::Missing);
     stage.start().unwrap();
     stage.stop().unwrap();
     change_table(&mut stage, |slots| {
         slots[0] = UuidSlot { uuid: Uuid([9; 16]), sectors: 65536, ..UuidSlot::FREE };
         slots[0].set_flash_only(true);
     });
-    bench.put(0, Place::Flash);
-    *stage.rig().oracle.borrow_mut() = Oracle::new(vec![Value::Zero]);
+    bench.put(0, VolumeLocation::Flash);
+    *stage.rig().oracle.borrow_mut() = Oracle::new(vec![SectorValue::Zero]);
     stage.start().unwrap();
     let writes = (0..600).map(|place| write_fua(place * 16..place * 16 + 16));
     let answers: Vec<bool> = writes.map(|step| stage.attempt(vec![step]).unwrap()[0].is_ok()).collect();
@@ -250,14 +250,14 @@ fn a_flash_volume_that_was_promised_too_much_is_refused_space_and_loses_nothing(
 fn sizes_without_room_to_append_are_refused() {
     const WORDS: &str = "a bucket must hold two blocks";
     let one_block = Geometry { bucket_sectors: 8, ..geometry(vec![4096], BACK) };
-    assert_refused(&mut Stage::new(Rc::new(Engine), one_block, 1), WORDS);
+    assert_refused(&mut ScenarioRig::new(Rc::new(Engine), one_block, 1), WORDS);
 
     let mut stage = stage();
     stage.stop().unwrap();
     for buckets in 0..4 {
         let mut bytes = [0; SUPERBLOCK_BYTES];
         stage.device(0).read(SUPERBLOCK_SECTOR, &mut bytes).unwrap();
-        let facts = DeviceFacts { sectors: u64::MAX, logical_block_sectors: 8 };
+        let facts = DeviceGeometry { sectors: u64::MAX, logical_block_sectors: 8 };
         let raw = RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts));
         let Ok(Superblock::Cache(mut superblock)) = raw else { panic!("a cache: {raw:?}") };
         superblock.set_journal_buckets(buckets);

@@ -8,15 +8,15 @@ use super::stage::{
 };
 use crate::disk::{OpKind, Survivors};
 use crate::driver::{Crash, OpView};
-use crate::failure::Fault;
-use crate::scenario::Stage;
-use crate::system::engine::Image;
+use crate::failure::FailureKind;
+use crate::scenario::ScenarioRig;
+use crate::system::engine::DeviceImage;
 use crate::system::{Geometry, Mode};
 use crate::workload::Step;
 use bcached_check::{DamageKind, ReadAt, Record};
 use bcached_engine::{Phase, Settings};
 use bcached_env::DiskId;
-use bcached_format::{Replacement, SUPERBLOCK_SECTOR};
+use bcached_format::{ReplacementPolicy, SUPERBLOCK_SECTOR};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,7 +53,7 @@ fn a_set_that_lost_its_priorities_is_refused() {
 
 /// The reason for which a superblock is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Change {
+enum SuperblockWrite {
     CacheFirstStart,
     CacheStart,
     CacheRecord,
@@ -66,7 +66,7 @@ enum Change {
     AttachedAgain,
 }
 
-impl Change {
+impl SuperblockWrite {
     const ALL: [Self; 10] = [
         Self::CacheFirstStart,
         Self::CacheStart,
@@ -109,7 +109,7 @@ impl Change {
     }
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for SuperblockWrite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::CacheFirstStart => "first start of the cache",
@@ -133,7 +133,7 @@ fn no_power_cut_tears_a_superblock() {
     let subsets =
         [Survivors::Nothing, Survivors::Everything].into_iter().chain((0..40).map(Survivors::Seeded));
     let cuts: Vec<(bool, Survivors)> = subsets.flat_map(|subset| [(false, subset), (true, subset)]).collect();
-    for change in Change::ALL {
+    for change in SuperblockWrite::ALL {
         for (completed, survivors) in cuts.iter().copied() {
             let met = format!("{change}, {} {survivors}", if completed { "completed" } else { "submitted" });
             let cut = cut_in_a_superblock(change, completed, survivors);
@@ -147,12 +147,16 @@ fn no_power_cut_tears_a_superblock() {
 }
 
 /// Plays up to the change, and cuts the power when the superblock is written.
-fn cut_in_a_superblock(change: Change, completed: bool, survivors: Survivors) -> Result<Stage, Fault> {
-    let options = if change == Change::Clean { eager(Duration::from_millis(1)) } else { quiet() };
-    let mode = if change == Change::Stale { AROUND } else { BACK };
+fn cut_in_a_superblock(
+    change: SuperblockWrite,
+    completed: bool,
+    survivors: Survivors,
+) -> Result<ScenarioRig, FailureKind> {
+    let options = if change == SuperblockWrite::Clean { eager(Duration::from_millis(1)) } else { quiet() };
+    let mode = if change == SuperblockWrite::Stale { AROUND } else { BACK };
     // A new cache has so many journal buckets that their list does not end in the sector that it
     // begins in.
-    let buckets = if change == Change::CacheFirstStart { 5200 } else { 600 };
+    let buckets = if change == SuperblockWrite::CacheFirstStart { 5200 } else { 600 };
     let geometry = Geometry { block_sectors: 1, torn_sectors: 1, buckets, ..small(vec![4096], mode) };
     let (mut stage, bench) = unstarted(geometry, options, 1);
     let phases = Arc::clone(&stage.rig().phases);
@@ -162,12 +166,12 @@ fn cut_in_a_superblock(change: Change, completed: bool, survivors: Survivors) ->
         // sector.
         here && op.sectors.start == SUPERBLOCK_SECTOR && phases.is_inside(change.phase())
     };
-    if matches!(change, Change::CacheStart | Change::CacheRecord) {
+    if matches!(change, SuperblockWrite::CacheStart | SuperblockWrite::CacheRecord) {
         stage.start()?;
         stage.stop()?;
     }
-    if change == Change::CacheRecord {
-        bench.change(Settings { discard: Some(true), replacement: Some(Replacement::Random) });
+    if change == SuperblockWrite::CacheRecord {
+        bench.change(Settings { discard: Some(true), replacement: Some(ReplacementPolicy::Random) });
     }
     if change.is_of_a_start() {
         stage.crash_in_start(written, Crash::PowerCut, survivors)?;
@@ -181,18 +185,21 @@ fn cut_in_a_superblock(change: Change, completed: bool, survivors: Survivors) ->
 
 /// Does what must precede the change, and returns the steps that make a running set write the
 /// superblock of the disk.
-fn steps_to(stage: &mut Stage, change: Change) -> Result<Vec<Step>, Fault> {
+fn steps_to(stage: &mut ScenarioRig, change: SuperblockWrite) -> Result<Vec<Step>, FailureKind> {
     Ok(match change {
-        Change::CacheFirstStart | Change::CacheStart | Change::CacheRecord | Change::Attached => {
+        SuperblockWrite::CacheFirstStart
+        | SuperblockWrite::CacheStart
+        | SuperblockWrite::CacheRecord
+        | SuperblockWrite::Attached => {
             unreachable!("a start does")
         }
-        Change::Dirty => vec![write(0..64)],
-        Change::Clean => {
+        SuperblockWrite::Dirty => vec![write(0..64)],
+        SuperblockWrite::Clean => {
             keep(stage, 0..64);
             vec![Step::Pause(3_000)]
         }
-        Change::Mode => vec![Step::Mode { volume: 0, mode: Mode::Writethrough }],
-        Change::Stale => {
+        SuperblockWrite::Mode => vec![Step::Mode { volume: 0, mode: Mode::Writethrough }],
+        SuperblockWrite::Stale => {
             keep(stage, 0..64);
             stage.ask(read(0..64))?;
             stage.ask(FLUSH)?;
@@ -200,11 +207,11 @@ fn steps_to(stage: &mut Stage, change: Change) -> Result<Vec<Step>, Fault> {
             stage.device(0).gone = true;
             vec![write(0..64), FLUSH]
         }
-        Change::Detached => {
+        SuperblockWrite::Detached => {
             keep(stage, 0..64);
             vec![DETACH]
         }
-        Change::AttachedAgain => {
+        SuperblockWrite::AttachedAgain => {
             keep(stage, 0..64);
             stage.ask(DETACH)?;
             keep(stage, 0..32);
@@ -226,7 +233,7 @@ fn checker_and_engine_judge_a_damaged_table_of_volumes_alike() {
         stage.stop().unwrap();
         stage.rig().damage_table(seed).unwrap();
         let devices = &stage.rig().world.borrow().devices.clone();
-        let images: Vec<_> = devices.iter().map(Image).collect();
+        let images: Vec<_> = devices.iter().map(DeviceImage).collect();
         let disks: Vec<_> = images[1..].iter().map(|image| image as &dyn ReadAt).collect();
         let options = bcached_check::Options { compare_clean: true, ..Default::default() };
         let report = bcached_check::check(&images[0], &disks, options).report;

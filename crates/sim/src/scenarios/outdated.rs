@@ -14,10 +14,10 @@ use super::stage::{
     ATTACH, BACK, DETACH, FLUSH, assert_not_opened, bench, geometry, keep, minutes, pause, power_cut, write,
 };
 use crate::disk::Device;
-use crate::scenario::Stage;
-use crate::stamp::Value;
+use crate::scenario::ScenarioRig;
+use crate::stamp::SectorValue;
 use crate::system::Mode;
-use crate::system::engine::Image;
+use crate::system::engine::DeviceImage;
 use crate::workload::Step;
 use bcached_check::{ReadAt, Severity};
 use bcached_format::BackingState;
@@ -31,10 +31,10 @@ super::scenarios! {
 }
 
 /// Content of a sector that was never written.
-const FIRST: Value = Value::Written(0);
+const FIRST: SectorValue = SectorValue::Written(0);
 
 /// Writes durably in this mode, and leaves the volume in it.
-fn keep_in(stage: &mut Stage, mode: Mode, sectors: Range<u64>) {
+fn keep_in(stage: &mut ScenarioRig, mode: Mode, sectors: Range<u64>) {
     stage.ask(Step::Mode { volume: 0, mode }).unwrap();
     keep(stage, sectors);
     // Parked keys enter the tree.
@@ -43,7 +43,7 @@ fn keep_in(stage: &mut Stage, mode: Mode, sectors: Range<u64>) {
 
 /// Writes three parts: clean in the cache (0 to 64), dirty in the cache (64 to 128), and on the
 /// disk alone (128 to 192).
-fn write_newer(stage: &mut Stage) {
+fn write_newer(stage: &mut ScenarioRig) {
     keep_in(stage, Mode::Writethrough, 0..64);
     keep_in(stage, Mode::Writearound, 128..192);
     keep_in(stage, Mode::Writeback, 64..128);
@@ -51,7 +51,7 @@ fn write_newer(stage: &mut Stage) {
 
 /// Returns the disk as in yesterday's snapshot. The volume was attached then as it is today, with
 /// or without dirty data elsewhere.
-fn yesterday(stage: &mut Stage, state: BackingState) -> Device {
+fn yesterday(stage: &mut ScenarioRig, state: BackingState) -> Device {
     if state == BackingState::Dirty {
         keep(stage, 640..648);
     }
@@ -61,9 +61,9 @@ fn yesterday(stage: &mut Stage, state: BackingState) -> Device {
 }
 
 /// Returns whether the offline checker finds errors in cache and disk as they are.
-fn is_noticed(stage: &Stage, compare_clean: bool) -> bool {
+fn is_noticed(stage: &ScenarioRig, compare_clean: bool) -> bool {
     let world = stage.rig().world.borrow();
-    let (cache, disk) = (Image(&world.devices[0]), Image(&world.devices[1]));
+    let (cache, disk) = (DeviceImage(&world.devices[0]), DeviceImage(&world.devices[1]));
     let disks: [&dyn ReadAt; 1] = [&disk];
     let options = bcached_check::Options { compare_clean, ..Default::default() };
     let checked = bcached_check::check(&cache, &disks, options);

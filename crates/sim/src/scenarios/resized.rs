@@ -1,10 +1,10 @@
 //! Volumes that shrink while they are served.
 
-use super::bench::{Bench, quiet};
+use super::bench::{ScenarioSystem, quiet};
 use super::stage::{BACK, FATES, FLUSH, bench, cut_at, packed, read, write};
-use crate::scenario::Stage;
+use crate::scenario::ScenarioRig;
 use crate::system::Geometry;
-use bcached_engine::{CacheSet, Cancel, Error};
+use bcached_engine::{CacheSet, CancelToken, Error};
 use std::rc::Rc;
 
 super::scenarios! {
@@ -16,7 +16,7 @@ const SECTORS: u64 = 16384;
 const HALF: u64 = SECTORS / 2;
 
 /// Returns a volume with dirty data all over, and clean copies of its end.
-fn filled() -> (Stage, Rc<Bench>) {
+fn filled() -> (ScenarioRig, Rc<ScenarioSystem>) {
     let geometry = Geometry { buckets: 520, ..packed(vec![SECTORS], BACK) };
     let (mut stage, bench) = bench(geometry, quiet());
     stage.together((0..100).map(|place| write(place * 160..place * 160 + 8)).collect()).unwrap();
@@ -27,7 +27,7 @@ fn filled() -> (Stage, Rc<Bench>) {
 
 async fn shrink(set: CacheSet, sectors: u64) -> Result<(), Error> {
     let volume = set.volumes()[0].id;
-    set.shrink(volume, sectors, &Cancel::default()).await
+    set.shrink(volume, sectors, &CancelToken::default()).await
 }
 
 /// A volume is shrunk to half its size, and the power fails in the middle. The size of a volume is
@@ -51,7 +51,7 @@ fn a_shrink_that_the_power_ends_has_lost_nothing() {
             let again = stage.play(move |_| async move {
                 shrink(set.clone(), HALF).await.unwrap();
                 let volume = set.volumes()[0].id;
-                set.detach(volume, &Cancel::default()).await.unwrap();
+                set.detach(volume, &CancelToken::default()).await.unwrap();
                 Ok(())
             });
             again.unwrap_or_else(|fault| panic!("at operation {nth}, {survivors}: {fault}"));

@@ -2,15 +2,15 @@
 //! counts as dead. A request that needs the answer waits for it, all others go on, and nothing that
 //! waits is reported as done.
 
-use super::bench::{Bench, eager, quiet};
+use super::bench::{ScenarioSystem, eager, quiet};
 use super::image::journal;
 use super::stage::{
     BACK, DATA_START, FLUSH, THROUGH, begin, bench, geometry, keep, minutes, pause, read, small, trouble,
     unstarted, warm, write, write_fua, write_to,
 };
-use crate::disk::{Fault as DiskFault, OpKind, Survivors};
+use crate::disk::{DiskFault, OpKind, Survivors};
 use crate::driver::Crash;
-use crate::scenario::Stage;
+use crate::scenario::ScenarioRig;
 use crate::system::Mode;
 use crate::workload::Step;
 use bcached_engine::{Options, VolumeOptions};
@@ -29,14 +29,14 @@ super::scenarios! {
 }
 
 /// Asserts that exactly these requests wait for an answer.
-fn assert_unanswered(stage: &Stage, steps: &[Step]) {
+fn assert_unanswered(stage: &ScenarioRig, steps: &[Step]) {
     let mut words: Vec<String> = steps.iter().map(ToString::to_string).collect();
     words.sort_unstable();
     assert_eq!(stage.unanswered(), words, "one was answered, or other requests wait too");
 }
 
 /// Makes all of these requests, which must succeed whatever else waits.
-fn goes_on(stage: &mut Stage, steps: Vec<Step>) {
+fn goes_on(stage: &mut ScenarioRig, steps: Vec<Step>) {
     for answer in stage.attempt(steps).unwrap() {
         answer.unwrap();
     }
@@ -46,7 +46,7 @@ fn goes_on(stage: &mut Stage, steps: Vec<Step>) {
 const TEN_MINUTES_NS: u64 = 600_000_000_000;
 
 /// Makes a device stall. Returns the time at which it recovers.
-fn stall(stage: &mut Stage, device: usize) -> u64 {
+fn stall(stage: &mut ScenarioRig, device: usize) -> u64 {
     stage.rig().world.borrow_mut().stall(device, TEN_MINUTES_NS);
     stage.now() + TEN_MINUTES_NS
 }
@@ -94,7 +94,7 @@ fn a_cache_that_stalls_for_ten_minutes_fails_nothing_and_loses_nothing() {
 
 /// Writes the whole second volume, with occasional flushes and a read of each place. All requests
 /// succeed, and are answered before `end`.
-fn use_the_other(stage: &mut Stage, sectors: u64, end: u64) {
+fn use_the_other(stage: &mut ScenarioRig, sectors: u64, end: u64) {
     for start in (0..sectors).step_by(128) {
         let range = start..start + 128;
         let mut steps = vec![write_to(1, range.clone())];
@@ -186,7 +186,7 @@ fn each_end(mut tell: impl FnMut(Crash, Survivors)) {
 }
 
 /// Ends the process like this, and verifies in the next life that all promised data is there.
-fn end_and_verify(stage: &mut Stage, crash: Crash, survivors: Survivors) {
+fn end_and_verify(stage: &mut ScenarioRig, crash: Crash, survivors: Survivors) {
     stage.crash(crash, survivors);
     stage.start().unwrap_or_else(|fault| panic!("{crash} {survivors}: {fault}"));
     stage.verify().unwrap_or_else(|fault| panic!("{crash} {survivors}: {fault}"));
@@ -247,7 +247,7 @@ fn a_journal_that_the_cache_never_answers_promises_nothing_more() {
 }
 
 /// Two volumes, the first in write-through mode; each has acknowledged durable data.
-fn two_volumes() -> (Stage, std::rc::Rc<Bench>) {
+fn two_volumes() -> (ScenarioRig, std::rc::Rc<ScenarioSystem>) {
     let (mut stage, bench) = bench(small(vec![4096, 16384], THROUGH), quiet());
     stage.ask(Step::Mode { volume: 1, mode: Mode::Writeback }).unwrap();
     keep(&mut stage, 0..64);

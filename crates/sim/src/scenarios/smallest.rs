@@ -4,9 +4,9 @@
 use super::stage::{FLUSH, THROUGH, failure, geometry, write, write_fua};
 use crate::disk::{OpKind, Survivors};
 use crate::driver::{Crash, OpView};
-use crate::failure::Fault;
-use crate::scenario::Stage;
-use crate::stamp::Value;
+use crate::failure::FailureKind;
+use crate::scenario::ScenarioRig;
+use crate::stamp::SectorValue;
 use crate::system::passthrough::Passthrough;
 use bcached_env::DiskId;
 use std::rc::Rc;
@@ -23,8 +23,8 @@ super::scenarios! {
 }
 
 /// The system without a cache, running.
-fn stage() -> Stage {
-    let mut stage = Stage::new(Rc::new(Passthrough), geometry(vec![1024], THROUGH), 1);
+fn stage() -> ScenarioRig {
+    let mut stage = ScenarioRig::new(Rc::new(Passthrough), geometry(vec![1024], THROUGH), 1);
     stage.start().expect("the system opens");
     stage
 }
@@ -33,9 +33,9 @@ fn stage() -> Stage {
 /// The power fails just before the answer: old or new. Just after it: new, whatever else is lost.
 fn a_fua_write_is_there_from_its_answer_on() {
     for (completed, survivors, wanted) in [
-        (false, Survivors::Nothing, Value::Written(0)),
-        (false, Survivors::Everything, Value::Written(1)),
-        (true, Survivors::Nothing, Value::Written(1)),
+        (false, Survivors::Nothing, SectorValue::Written(0)),
+        (false, Survivors::Everything, SectorValue::Written(1)),
+        (true, Survivors::Nothing, SectorValue::Written(1)),
     ] {
         let mut stage = stage();
         let trap = move |op: &OpView| op.disk == BACKING && op.fua && op.completed == completed;
@@ -55,7 +55,7 @@ fn a_flush_that_fails_has_lost_what_it_covered_and_the_next_one_does_not_say_so(
     let answers = stage.attempt(vec![FLUSH]).unwrap();
     assert!(answers[0].is_err(), "the client gets the error");
     stage.ask(FLUSH).unwrap();
-    assert_eq!(stage.values(0, 0..8).unwrap(), [Value::Written(0); 8]);
+    assert_eq!(stage.values(0, 0..8).unwrap(), [SectorValue::Written(0); 8]);
 }
 
 /// The same story with a system that hides the failure: the oracle must notice it. The system's
@@ -71,7 +71,7 @@ fn a_success_after_a_hidden_failure_is_a_lie_that_is_noticed() {
     });
     assert!(hidden.unwrap());
     stage.ask(FLUSH).unwrap();
-    assert!(matches!(stage.verify(), Err(Fault::Read(_))));
+    assert!(matches!(stage.verify(), Err(FailureKind::Read(_))));
 }
 
 /// The process dies with a write in flight: acknowledged data is there, and the rest is old or new
@@ -86,7 +86,7 @@ fn a_dead_process_leaves_a_torn_write_behind() {
         other.crash_at(vec![write(0..64)], trap, Crash::ProcessDeath, Survivors::Seeded(*seed)).unwrap();
         other.start().unwrap();
         let values = other.values(0, 0..64).unwrap();
-        values.contains(&Value::Written(1)) && values.contains(&Value::Written(2))
+        values.contains(&SectorValue::Written(1)) && values.contains(&SectorValue::Written(2))
     });
     let seed = torn.expect("one subset in four tears a write");
     stage.crash_at(vec![write(0..64)], trap, Crash::ProcessDeath, Survivors::Seeded(seed)).unwrap();

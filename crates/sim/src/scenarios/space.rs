@@ -6,9 +6,9 @@ use super::stage::{
     BACK, FLUSH, MILLISECOND, THROUGH, bench, keep, packed, pause, read, small, trouble, unstarted, write,
     write_to,
 };
-use crate::disk::{Fault as DiskFault, OpKind, Survivors};
+use crate::disk::{DiskFault, OpKind, Survivors};
 use crate::driver::{Crash, OpView};
-use crate::scenario::Stage;
+use crate::scenario::ScenarioRig;
 use crate::system::{Geometry, Mode, engine::Engine};
 use crate::workload::Step;
 use bcached_engine::Options;
@@ -130,7 +130,7 @@ fn a_stop_waits_for_the_allocator_before_it_ends_the_journal() {
     let mut met = 0;
     for count in 20..40 {
         let small = small(vec![4096], BACK);
-        let mut stage = Stage::new(Rc::new(Engine), small, count);
+        let mut stage = ScenarioRig::new(Rc::new(Engine), small, count);
         stage.start().expect("the system opens");
         // Superblock, four journal buckets, then the two chains of priorities.
         let chains = 6 * 16..8 * 16;

@@ -1,11 +1,11 @@
 //! Short helpers that every scenario uses: a set of a given size, a write to a place, a device that
 //! fails now.
 
-use super::bench::Bench;
-use crate::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
+use super::bench::ScenarioSystem;
+use crate::disk::{DiskFault, FaultRule, OpKind, Survivors, WrittenPart};
 use crate::driver::Crash;
-use crate::failure::Fault;
-use crate::scenario::Stage;
+use crate::failure::FailureKind;
+use crate::scenario::ScenarioRig;
 use crate::system::tuning::WITHOUT_STREAMS;
 use crate::system::{Geometry, Tuning, engine::Engine};
 use crate::workload::Step;
@@ -35,13 +35,13 @@ pub const ANYWHERE: Range<u64> = 0..u64::MAX;
 pub const MILLISECOND: u64 = 1_000_000;
 
 /// A running set of one volume of 8 MiB in write-back mode.
-pub fn stage() -> Stage {
+pub fn stage() -> ScenarioRig {
     stage_of(vec![16384], BACK)
 }
 
 /// A running set of volumes of these sizes in sectors.
-pub fn stage_of(volumes: Vec<u64>, first_mode: u64) -> Stage {
-    let mut stage = Stage::new(Rc::new(Engine), geometry(volumes, first_mode), 1);
+pub fn stage_of(volumes: Vec<u64>, first_mode: u64) -> ScenarioRig {
+    let mut stage = ScenarioRig::new(Rc::new(Engine), geometry(volumes, first_mode), 1);
     stage.start().expect("the system opens");
     stage
 }
@@ -80,16 +80,16 @@ pub fn packed(volumes: Vec<u64>, first_mode: u64) -> Geometry {
 }
 
 /// A running set with this geometry and these options.
-pub fn bench(geometry: Geometry, options: Options) -> (Stage, Rc<Bench>) {
+pub fn bench(geometry: Geometry, options: Options) -> (ScenarioRig, Rc<ScenarioSystem>) {
     let (mut stage, bench) = unstarted(geometry, options, 1);
     stage.start().expect("the system opens");
     (stage, bench)
 }
 
 /// The same, made but not started; `seed` is the seed of its world.
-pub fn unstarted(geometry: Geometry, options: Options, seed: u64) -> (Stage, Rc<Bench>) {
-    let bench = Bench::new(options, geometry.volumes.len());
-    (Stage::new(Rc::<Bench>::clone(&bench), geometry, seed), bench)
+pub fn unstarted(geometry: Geometry, options: Options, seed: u64) -> (ScenarioRig, Rc<ScenarioSystem>) {
+    let bench = ScenarioSystem::new(options, geometry.volumes.len());
+    (ScenarioRig::new(Rc::<ScenarioSystem>::clone(&bench), geometry, seed), bench)
 }
 
 /// A write to the first volume. Sectors have 512 bytes, as everywhere here.
@@ -120,7 +120,7 @@ pub const DETACH: Step = Step::Detach { volume: 0 };
 pub const ATTACH: Step = Step::Attach { volume: 0 };
 
 /// Lets this many milliseconds pass without requests.
-pub fn pause(stage: &mut Stage, milliseconds: u64) -> Result<(), Fault> {
+pub fn pause(stage: &mut ScenarioRig, milliseconds: u64) -> Result<(), FailureKind> {
     stage.play(move |client| async move {
         client.go(Step::Pause(milliseconds)).await;
         Ok(())
@@ -129,14 +129,14 @@ pub fn pause(stage: &mut Stage, milliseconds: u64) -> Result<(), Fault> {
 
 /// Lets this many minutes pass without requests. A minute is longer than anything in the engine
 /// waits for by itself: its longest delay is half a minute.
-pub fn minutes(stage: &mut Stage, count: u32) {
+pub fn minutes(stage: &mut ScenarioRig, count: u32) {
     for _ in 0..6 * count {
         pause(stage, 10_000).unwrap();
     }
 }
 
 /// Makes all of these requests, without waiting for the answers.
-pub fn begin(stage: &mut Stage, steps: Vec<Step>) {
+pub fn begin(stage: &mut ScenarioRig, steps: Vec<Step>) {
     let begun = stage.play(move |client| async move {
         for step in steps {
             client.go(step).await;
@@ -149,34 +149,34 @@ pub fn begin(stage: &mut Stage, steps: Vec<Step>) {
 /// Makes the next `count` operations of this kind suffer `fault` on a device, if they touch these
 /// sectors (a flush touches all).
 pub fn trouble(
-    stage: &mut Stage,
+    stage: &mut ScenarioRig,
     device: usize,
     on: OpKind,
     sectors: Range<u64>,
     count: u32,
     fault: DiskFault,
 ) {
-    stage.device(device).faults.add(Rule { on, sectors, skip: 0, count, fault });
+    stage.device(device).faults.add(FaultRule { on, sectors, skip: 0, count, fault });
 }
 
 /// Makes the next `count` operations of this kind fail, with nothing landed.
-pub fn failure(stage: &mut Stage, device: usize, on: OpKind, count: u32) {
-    trouble(stage, device, on, ANYWHERE, count, DiskFault::Fail(Landed::Nothing));
+pub fn failure(stage: &mut ScenarioRig, device: usize, on: OpKind, count: u32) {
+    trouble(stage, device, on, ANYWHERE, count, DiskFault::Fail(WrittenPart::Nothing));
 }
 
 /// Cuts the power: everything that no flush has made durable is lost.
-pub fn power_cut(stage: &mut Stage) {
+pub fn power_cut(stage: &mut ScenarioRig) {
     stage.crash(Crash::PowerCut, Survivors::Nothing);
 }
 
 /// Writes, and makes it durable.
-pub fn keep(stage: &mut Stage, sectors: Range<u64>) {
+pub fn keep(stage: &mut ScenarioRig, sectors: Range<u64>) {
     stage.ask(write(sectors)).unwrap();
     stage.ask(FLUSH).unwrap();
 }
 
 /// Reads a range so that the cache durably holds a clean copy of it in its tree.
-pub fn warm(stage: &mut Stage, sectors: Range<u64>) {
+pub fn warm(stage: &mut ScenarioRig, sectors: Range<u64>) {
     stage.ask(read(sectors)).unwrap();
     pause(stage, 20).unwrap();
     stage.ask(FLUSH).unwrap();
@@ -187,9 +187,9 @@ pub fn warm(stage: &mut Stage, sectors: Range<u64>) {
 
 /// Asserts that the set does not open and that the refusal contains `words`. No process runs
 /// afterwards.
-pub fn assert_not_opened(stage: &mut Stage, words: &str) {
+pub fn assert_not_opened(stage: &mut ScenarioRig, words: &str) {
     match stage.start() {
-        Err(Fault::Open(refusal)) => {
+        Err(FailureKind::Open(refusal)) => {
             let refusal = refusal.to_string();
             assert!(refusal.contains(words), "refused with other words: {refusal}");
         }
@@ -199,13 +199,13 @@ pub fn assert_not_opened(stage: &mut Stage, words: &str) {
 }
 
 /// The same, and asserts that nothing was written.
-pub fn assert_refused(stage: &mut Stage, words: &str) {
+pub fn assert_refused(stage: &mut ScenarioRig, words: &str) {
     let before = digests(stage);
     assert_not_opened(stage, words);
     assert_eq!(before, digests(stage), "a refusal changes nothing");
 }
 
-fn digests(stage: &Stage) -> Vec<u64> {
+fn digests(stage: &ScenarioRig) -> Vec<u64> {
     stage.rig().world.borrow().devices.iter().map(|device| device.view().digest()).collect()
 }
 
@@ -214,7 +214,7 @@ pub const FATES: [Survivors; 3] = [Survivors::Nothing, Survivors::Everything, Su
 
 /// Runs `act` and cuts the power as the cache completes operation number `nth`. Returns false if
 /// `act` ends before that.
-pub fn cut_at<F>(stage: &mut Stage, nth: u64, survivors: Survivors, act: F) -> bool
+pub fn cut_at<F>(stage: &mut ScenarioRig, nth: u64, survivors: Survivors, act: F) -> bool
 where
     F: Future<Output = Result<(), Error>> + 'static,
 {
@@ -236,7 +236,7 @@ where
     );
     match cut {
         Ok(()) => true,
-        Err(Fault::Story(_)) => false,
+        Err(FailureKind::Story(_)) => false,
         Err(fault) => panic!("at operation {nth}, {survivors}: {fault}"),
     }
 }

@@ -1,21 +1,21 @@
 //! Damaged nodes, found while the set is served or at a start, and what a crash leaves of nodes.
 
-use super::bench::{Bench, quiet};
+use super::bench::{ScenarioSystem, quiet};
 use super::clean_modes::CLEAN_MODES;
 use super::image::{backing, bytes, node_for, nodes, on_disk, sizes};
 use super::stage::{
     BACK, DATA_START, DETACH, FLUSH, THROUGH, assert_refused, bench, packed, pause, power_cut, read, trouble,
     write, write_fua,
 };
-use crate::disk::{Fault as DiskFault, Landed, OpKind, Survivors};
+use crate::disk::{DiskFault, OpKind, Survivors, WrittenPart};
 use crate::driver::{Crash, OpView};
-use crate::failure::Fault;
-use crate::scenario::Stage;
+use crate::failure::FailureKind;
+use crate::scenario::ScenarioRig;
 use crate::system::Geometry;
 use crate::workload::Step;
 use bcached_check::NodeRecord;
 use bcached_format::{
-    BackingState, Bset, BsetPlace, DeviceIndex, Gen, Inode, NodeLog, Pointer, SECTOR_BYTES,
+    BackingState, Bset, DeviceIndex, Gen, Inode, NodeIdentity, NodeLog, Pointer, SECTOR_BYTES,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -41,7 +41,7 @@ const fn key(place: u64) -> Step {
 
 /// Returns a set with `keys` keys that cannot be merged, one for every three sectors of the volume.
 /// All are durable, and only the root is in memory.
-fn planted(geometry: Geometry, keys: u64) -> (Stage, Rc<Bench>) {
+fn planted(geometry: Geometry, keys: u64) -> (ScenarioRig, Rc<ScenarioSystem>) {
     let (mut stage, bench) = bench(geometry, quiet());
     stage.together((0..keys).map(key).collect()).unwrap();
     stage.ask(FLUSH).unwrap();
@@ -58,7 +58,7 @@ const UNTIL_LEAVES_ARE_WRITTEN: [Step; 4] = [const { Step::Pause(10_000) }; 4];
 const KEYS: u64 = 1200;
 
 /// A small tree of two levels in a small cache.
-fn forest(mode: u64) -> (Stage, Rc<Bench>) {
+fn forest(mode: u64) -> (ScenarioRig, Rc<ScenarioSystem>) {
     let (stage, bench) = planted(Geometry { buckets: 900, ..packed(vec![4096], mode) }, KEYS);
     assert_eq!(bench.status().tree_depth, 1);
     (stage, bench)
@@ -68,7 +68,7 @@ fn forest(mode: u64) -> (Stage, Rc<Bench>) {
 const TALL_SECTORS: u64 = 48_000;
 
 /// A tree of three levels, with the smallest possible nodes.
-fn tall_forest(mode: u64) -> (Stage, Rc<Bench>) {
+fn tall_forest(mode: u64) -> (ScenarioRig, Rc<ScenarioSystem>) {
     let geometry = Geometry { bucket_sectors: 8, buckets: 4000, ..packed(vec![TALL_SECTORS], mode) };
     let (stage, bench) = planted(geometry, TALL_SECTORS / 3);
     assert_eq!(bench.status().tree_depth, 2);
@@ -192,7 +192,7 @@ fn a_root_found_damaged_at_the_next_start_is_refused() {
     stage.ask(write(0..64)).unwrap();
     stage.verify().unwrap();
     // The set has not noticed, but the checker has.
-    let Err(Fault::Structure(findings)) = stage.stop() else { panic!("the root is intact") };
+    let Err(FailureKind::Structure(findings)) = stage.stop() else { panic!("the root is intact") };
     assert!(findings.iter().any(|finding| finding.contains(&format!("sector {root}"))), "{findings:?}");
     assert_refused(&mut stage, "is damaged");
 }
@@ -232,7 +232,7 @@ fn a_torn_append_to_a_leaf_is_no_set() {
     let (mut stage, _) = forest(BACK);
     for leaf in nodes(&mut stage).into_iter().filter(|node| node.level == 0) {
         let behind_first = leaf.sector + 1..leaf.sector + u64::from(leaf.sectors);
-        trouble(&mut stage, 0, OpKind::Write, behind_first, u32::MAX, DiskFault::Fail(Landed::Part));
+        trouble(&mut stage, 0, OpKind::Write, behind_first, u32::MAX, DiskFault::Fail(WrittenPart::Part));
     }
     let steps = (0..280).map(|place| write(place * 3 + 1..place * 3 + 2)).collect();
     stage.attempt(steps).unwrap();
@@ -281,7 +281,7 @@ fn a_torn_append_over_a_former_life_of_the_bucket_is_no_set() {
 /// Overwrites everything until some leaf ends where an older one in its bucket has left a set, with
 /// room for three more blocks and the one that a nearly full leaf keeps. Returns that leaf, and the
 /// block of its next set.
-fn leaf_of_a_second_life(stage: &mut Stage) -> (NodeRecord, u32) {
+fn leaf_of_a_second_life(stage: &mut ScenarioRig) -> (NodeRecord, u32) {
     for round in 0..100 {
         // Sets of many lengths, so that a current one ends where an old one did.
         stage.together((0..KEYS).step_by(1 + round % 3).map(key).collect()).unwrap();
@@ -299,7 +299,7 @@ fn leaf_of_a_second_life(stage: &mut Stage) -> (NodeRecord, u32) {
 }
 
 /// Returns the blocks of a node at which there are sound sets of earlier nodes in its bucket.
-fn former_sets(stage: &mut Stage, node: &NodeRecord) -> Vec<u32> {
+fn former_sets(stage: &mut ScenarioRig, node: &NodeRecord) -> Vec<u32> {
     let bytes = content(stage, node);
     let mut blocks = Vec::new();
     for (block, rest) in (0..).zip((0..bytes.len()).step_by(512).map(|at| &bytes[at..])) {
@@ -312,12 +312,12 @@ fn former_sets(stage: &mut Stage, node: &NodeRecord) -> Vec<u32> {
 }
 
 /// Returns what the sets of a node with this place and generation were sealed for.
-fn place(stage: &mut Stage, node: &NodeRecord, generation: u8) -> BsetPlace {
+fn place(stage: &mut ScenarioRig, node: &NodeRecord, generation: u8) -> NodeIdentity {
     let pointer = Pointer::new(DeviceIndex(0), node.sector, Gen(generation));
-    BsetPlace { magic: sizes(stage).magic, node: pointer }
+    NodeIdentity { magic: sizes(stage).magic, node: pointer }
 }
 
 /// Returns the contents of a node's bucket.
-fn content(stage: &mut Stage, node: &NodeRecord) -> Vec<u8> {
+fn content(stage: &mut ScenarioRig, node: &NodeRecord) -> Vec<u8> {
     bytes(stage, 0, node.sector, usize::from(node.sectors) * 512)
 }

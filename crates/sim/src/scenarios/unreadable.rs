@@ -6,8 +6,8 @@ use super::image::{backing, cached_at, on_disk};
 use super::stage::{
     BACK, DATA_START, DETACH, FLUSH, THROUGH, bench, geometry, keep, minutes, pause, read, write,
 };
-use crate::scenario::Stage;
-use crate::stamp::Value;
+use crate::scenario::ScenarioRig;
+use crate::stamp::SectorValue;
 use crate::system::{Geometry, Mode};
 use crate::workload::Step;
 use bcached_format::BackingState;
@@ -21,12 +21,12 @@ super::scenarios! {
 }
 
 /// Makes one sector of the disk bad, in the middle of the block from 96 to 104.
-fn go_bad(stage: &mut Stage) {
+fn go_bad(stage: &mut ScenarioRig) {
     stage.device(1).make_unreadable(DATA_START + 100..DATA_START + 101);
 }
 
 /// Returns for each step whether it was refused.
-fn refused(stage: &mut Stage, steps: Vec<Step>) -> Vec<bool> {
+fn refused(stage: &mut ScenarioRig, steps: Vec<Step>) -> Vec<bool> {
     stage.attempt(steps).unwrap().iter().map(Result::is_err).collect()
 }
 
@@ -85,7 +85,7 @@ fn a_bad_sector_of_a_disk_is_healed_by_write_back() {
     keep(&mut stage, 64..96);
     minutes(&mut stage, 1);
     assert_eq!(backing(&mut stage, 1).state(), BackingState::Clean, "the neighbours are written back");
-    assert_eq!(on_disk(&mut stage, 64..96), [Value::Written(1); 32]);
+    assert_eq!(on_disk(&mut stage, 64..96), [SectorValue::Written(1); 32]);
     assert_eq!(refused(&mut stage, vec![read(64..128), read(64..96)]), [true, false]);
     stage.ask(write(96..104)).unwrap();
     assert_eq!(refused(&mut stage, vec![read(64..128)]), [false], "the cache has the unreadable data");
@@ -111,7 +111,7 @@ fn a_part_of_a_block_with_a_bad_sector_is_not_written() {
         assert_eq!(refused(&mut stage, parts), [true, true, true, false], "{mode:?}");
         assert_eq!(
             stage.values(0, 80..92).unwrap(),
-            [Value::Written(0); 12],
+            [SectorValue::Written(0); 12],
             "{mode:?}: nothing of it was written"
         );
         stage.ask(DETACH).unwrap();

@@ -9,11 +9,11 @@ use super::limits::{
     BYTES_MAX, CUTS_MAX, DEPTH, PAUSE_MS_MAX, PAUSES_MS_MAX, REQUEST_SECTORS_MAX, SECTORS_MAX, STEPS_MAX,
 };
 use super::{Script, VERSION, start_word};
-use crate::disk::{Fault, Landed, OpKind, Rule};
-use crate::failure::Cut;
-use crate::growth::{self, Brink};
-use crate::system::{Knob, Mode};
-use crate::workload::{Origin, Restart, Step, Workload};
+use crate::disk::{DiskFault, FaultRule, OpKind, WrittenPart};
+use crate::failure::CrashPoint;
+use crate::growth::{self, GrowthStage};
+use crate::system::{Mode, PolicyOption};
+use crate::workload::{Restart, Step, StepSource, Workload};
 use std::fmt::Debug;
 use std::ops::{Range, RangeInclusive};
 use std::str::FromStr;
@@ -28,12 +28,12 @@ pub struct ScriptError {
     /// Line number, counted from 1.
     pub line: usize,
     /// What is wrong.
-    pub damage: Damage,
+    pub damage: ScriptErrorKind,
 }
 
 /// What can be wrong with a line.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Damage {
+pub enum ScriptErrorKind {
     /// The bytes are not UTF-8.
     #[error("this is not UTF-8 text")]
     NoText,
@@ -111,23 +111,23 @@ pub enum Damage {
 /// Returns the text of a file, of which up to one byte more than the limit has been read.
 pub(super) fn text_of(bytes: &[u8]) -> Result<&str, ScriptError> {
     if bytes.len() as u64 > BYTES_MAX {
-        return Err(ScriptError { line: 1, damage: Damage::TooMuch(format!("{BYTES_MAX} bytes")) });
+        return Err(ScriptError { line: 1, damage: ScriptErrorKind::TooMuch(format!("{BYTES_MAX} bytes")) });
     }
     str::from_utf8(bytes).map_err(|error| {
         let good = &bytes[..error.valid_up_to()];
         let line = 1 + good.iter().filter(|byte| **byte == b'\n').count();
-        ScriptError { line, damage: Damage::NoText }
+        ScriptError { line, damage: ScriptErrorKind::NoText }
     })
 }
 
 /// Parses a whole script.
 pub(super) fn script(text: &str, file: &str) -> Result<Script, ScriptError> {
-    let mut reader = Reader { lines: text.lines(), line: 0, steps: 0, sectors: 0, pauses_ms: 0 };
+    let mut reader = ScriptReader { lines: text.lines(), line: 0, steps: 0, sectors: 0, pauses_ms: 0 };
     let read = reader.script(file);
     read.map_err(|damage| ScriptError { line: reader.line, damage })
 }
 
-pub(super) struct Reader<'a> {
+pub(super) struct ScriptReader<'a> {
     lines: std::str::Lines<'a>,
     /// Number of lines read.
     line: usize,
@@ -139,23 +139,24 @@ pub(super) struct Reader<'a> {
     pauses_ms: u64,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> ScriptReader<'a> {
     /// Returns the next line that is neither empty nor a comment.
-    fn next(&mut self) -> Result<&'a str, Damage> {
+    fn next(&mut self) -> Result<&'a str, ScriptErrorKind> {
         loop {
             self.line += 1;
-            let line = self.lines.next().ok_or(Damage::Ended)?;
+            let line = self.lines.next().ok_or(ScriptErrorKind::Ended)?;
             if !line.is_empty() && !line.starts_with('#') {
                 return Ok(line);
             }
         }
     }
 
-    fn script(&mut self, file: &str) -> Result<Script, Damage> {
-        let first = self.next().map_err(|_| Damage::NoScript(String::new()))?;
-        let version = first.strip_prefix("sim script ").ok_or_else(|| Damage::NoScript(shown(first)))?;
+    fn script(&mut self, file: &str) -> Result<Script, ScriptErrorKind> {
+        let first = self.next().map_err(|_| ScriptErrorKind::NoScript(String::new()))?;
+        let version =
+            first.strip_prefix("sim script ").ok_or_else(|| ScriptErrorKind::NoScript(shown(first)))?;
         if version != VERSION.to_string() {
-            return Err(Damage::Version(shown(version)));
+            return Err(ScriptErrorKind::Version(shown(version)));
         }
         let mut workload = self.head(file)?;
         self.field_without_value("steps")?;
@@ -164,23 +165,23 @@ impl<'a> Reader<'a> {
         if word == "after" {
             let (after, next) = self.steps(&workload)?;
             word = next;
-            workload.origin = Origin::Script { file: file.to_owned(), after };
+            workload.origin = StepSource::Script { file: file.to_owned(), after };
         }
         let mut cuts = Vec::new();
         if word == "cuts" {
             cuts = self.cuts()?;
         } else if word != "end" {
-            return Err(Damage::Step(shown(word)));
+            return Err(ScriptErrorKind::Step(shown(word)));
         }
         self.line += 1;
         match self.lines.find(|line| !line.is_empty()) {
             None => Ok(Script { workload, cuts }),
-            Some(line) => Err(Damage::Behind(shown(line))),
+            Some(line) => Err(ScriptErrorKind::Behind(shown(line))),
         }
     }
 
     /// Parses everything before the steps.
-    fn head(&mut self, file: &str) -> Result<Workload, Damage> {
+    fn head(&mut self, file: &str) -> Result<Workload, ScriptErrorKind> {
         let name = self.field("workload")?;
         let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
         if name.len() > SHOWN || !name.bytes().all(is_word) {
@@ -191,30 +192,39 @@ impl<'a> Reader<'a> {
         let troubled = self.is("troubled")?;
         let grown = self.choice(
             "start",
-            &[None, Some(Brink::ThirdLevel), Some(Brink::InteriorSplit), Some(Brink::Copse)],
+            &[
+                None,
+                Some(GrowthStage::ThirdLevel),
+                Some(GrowthStage::InteriorSplit),
+                Some(GrowthStage::Copse),
+            ],
         )?;
         let geometry = self.geometry()?;
-        if grown.is_some_and(|brink| geometry != growth::geometry(brink, geometry.tuning)) {
-            return Err(Damage::NotGrown);
+        if grown.is_some_and(|growth| geometry != growth::geometry(growth, geometry.tuning)) {
+            return Err(ScriptErrorKind::NotGrown);
         }
-        let origin = Origin::Script { file: file.to_owned(), after: Vec::new() };
+        let origin = StepSource::Script { file: file.to_owned(), after: Vec::new() };
         let (name, steps, kept) = (name.to_owned(), Vec::new(), None);
         Ok(Workload { name, seed, geometry, grown, depth, steps, troubled, origin, kept })
     }
 
     /// Returns the value of the next line, which must begin with `key`.
-    pub(super) fn field(&mut self, key: &'static str) -> Result<&'a str, Damage> {
+    pub(super) fn field(&mut self, key: &'static str) -> Result<&'a str, ScriptErrorKind> {
         let line = self.next()?;
         let rest = line.strip_prefix(key).and_then(|rest| rest.strip_prefix(' '));
-        rest.ok_or_else(|| Damage::Field { wanted: key, found: shown(line) })
+        rest.ok_or_else(|| ScriptErrorKind::Field { wanted: key, found: shown(line) })
     }
 
-    fn field_without_value(&mut self, key: &'static str) -> Result<(), Damage> {
+    fn field_without_value(&mut self, key: &'static str) -> Result<(), ScriptErrorKind> {
         let line = self.next()?;
-        if line == key { Ok(()) } else { Err(Damage::Field { wanted: key, found: shown(line) }) }
+        if line == key { Ok(()) } else { Err(ScriptErrorKind::Field { wanted: key, found: shown(line) }) }
     }
 
-    pub(super) fn number<T>(&mut self, key: &'static str, range: RangeInclusive<T>) -> Result<T, Damage>
+    pub(super) fn number<T>(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<T>,
+    ) -> Result<T, ScriptErrorKind>
     where
         T: FromStr + PartialOrd + Debug,
     {
@@ -228,7 +238,7 @@ impl<'a> Reader<'a> {
         key: &'static str,
         without: T,
         range: RangeInclusive<T>,
-    ) -> Result<T, Damage>
+    ) -> Result<T, ScriptErrorKind>
     where
         T: FromStr + PartialOrd + Debug,
     {
@@ -238,11 +248,11 @@ impl<'a> Reader<'a> {
     /// Returns what `read` returns, or `None` if its line is absent.
     pub(super) fn may_be<T>(
         &mut self,
-        read: impl FnOnce(&mut Self) -> Result<T, Damage>,
-    ) -> Result<Option<T>, Damage> {
+        read: impl FnOnce(&mut Self) -> Result<T, ScriptErrorKind>,
+    ) -> Result<Option<T>, ScriptErrorKind> {
         let (lines, line) = (self.lines.clone(), self.line);
         match read(self) {
-            Err(Damage::Field { .. }) => {
+            Err(ScriptErrorKind::Field { .. }) => {
                 (self.lines, self.line) = (lines, line);
                 Ok(None)
             }
@@ -250,14 +260,14 @@ impl<'a> Reader<'a> {
         }
     }
 
-    pub(super) fn one_of(&mut self, key: &'static str, choices: &[u32]) -> Result<u32, Damage> {
+    pub(super) fn one_of(&mut self, key: &'static str, choices: &[u32]) -> Result<u32, ScriptErrorKind> {
         let word = self.field(key)?;
         let found = number(key, word, 0..=u32::MAX)?;
         let is_one = choices.contains(&found);
         is_one.then_some(found).ok_or_else(|| value(key, &format!("one of {choices:?}"), word))
     }
 
-    pub(super) fn is(&mut self, key: &'static str) -> Result<bool, Damage> {
+    pub(super) fn is(&mut self, key: &'static str) -> Result<bool, ScriptErrorKind> {
         match self.field(key)? {
             "yes" => Ok(true),
             "no" => Ok(false),
@@ -265,7 +275,11 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn choice(&mut self, key: &'static str, all: &[Option<Brink>]) -> Result<Option<Brink>, Damage> {
+    fn choice(
+        &mut self,
+        key: &'static str,
+        all: &[Option<GrowthStage>],
+    ) -> Result<Option<GrowthStage>, ScriptErrorKind> {
         let word = self.field(key)?;
         let found = all.iter().find(|grown| start_word(**grown) == word);
         let words: Vec<&str> = all.iter().map(|grown| start_word(*grown)).collect();
@@ -273,7 +287,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Parses steps up to a word that ends them, and returns that word too.
-    fn steps(&mut self, workload: &Workload) -> Result<(Vec<Step>, &'a str), Damage> {
+    fn steps(&mut self, workload: &Workload) -> Result<(Vec<Step>, &'a str), ScriptErrorKind> {
         let mut steps = Vec::new();
         loop {
             let line = self.next()?;
@@ -284,34 +298,37 @@ impl<'a> Reader<'a> {
             self.steps += 1;
             self.sectors += sectors_of(&step);
             if self.steps > STEPS_MAX {
-                return Err(Damage::TooMuch(format!("{STEPS_MAX} steps")));
+                return Err(ScriptErrorKind::TooMuch(format!("{STEPS_MAX} steps")));
             }
             if let Step::Pause(milliseconds) = step {
                 self.pauses_ms += milliseconds;
             }
             if self.pauses_ms > PAUSES_MS_MAX {
-                return Err(Damage::TooMuch(format!("{PAUSES_MS_MAX} ms in all its pauses")));
+                return Err(ScriptErrorKind::TooMuch(format!("{PAUSES_MS_MAX} ms in all its pauses")));
             }
             if self.sectors > SECTORS_MAX {
-                return Err(Damage::TooMuch(format!("{SECTORS_MAX} sectors in all its requests")));
+                return Err(ScriptErrorKind::TooMuch(format!("{SECTORS_MAX} sectors in all its requests")));
             }
             steps.push(step);
         }
     }
 
-    fn cuts(&mut self) -> Result<Vec<Cut>, Damage> {
-        let mut cuts: Vec<Cut> = Vec::new();
+    fn cuts(&mut self) -> Result<Vec<CrashPoint>, ScriptErrorKind> {
+        let mut cuts: Vec<CrashPoint> = Vec::new();
         loop {
             let line = self.next()?;
             if line == "end" {
                 return Ok(cuts);
             }
-            let cut: Cut = line.parse().map_err(Damage::Cut)?;
+            let cut: CrashPoint = line.parse().map_err(ScriptErrorKind::Cut)?;
             if cuts.len() == CUTS_MAX {
-                return Err(Damage::TooMuch(format!("{CUTS_MAX} crashes")));
+                return Err(ScriptErrorKind::TooMuch(format!("{CUTS_MAX} crashes")));
             }
             if cut.to_string() != line {
-                return Err(Damage::Cut(format!("a cut is POINT:CRASH:SUBSET, not {:?}", shown(line))));
+                return Err(ScriptErrorKind::Cut(format!(
+                    "a cut is POINT:CRASH:SUBSET, not {:?}",
+                    shown(line)
+                )));
             }
             cuts.push(cut);
         }
@@ -319,8 +336,8 @@ impl<'a> Reader<'a> {
 }
 
 /// Parses a step of `workload`, whose steps are not complete yet.
-fn step(line: &str, workload: &Workload) -> Result<Step, Damage> {
-    let wrong = || Damage::Step(shown(line));
+fn step(line: &str, workload: &Workload) -> Result<Step, ScriptErrorKind> {
+    let wrong = || ScriptErrorKind::Step(shown(line));
     let words: Vec<&str> = line.split(' ').take(12).collect();
     let fua = words.last() == Some(&"fua");
     let (backed, lodger) =
@@ -348,10 +365,10 @@ fn step(line: &str, workload: &Workload) -> Result<Step, Damage> {
             let modes = [Mode::Writethrough, Mode::Writeback, Mode::Writearound, Mode::None];
             Step::Mode { volume: backed(volume)?, mode: named(mode, &modes).ok_or_else(wrong)? }
         }
-        ["turn", volume, knob, value] => {
-            let knob = Knob::named(knob).ok_or_else(wrong)?;
-            let value = number(knob.word(), value, knob.least()..=knob.most())?;
-            Step::Turn { volume: volume_of(volume)?, knob, value }
+        ["turn", volume, option, value] => {
+            let option = PolicyOption::named(option).ok_or_else(wrong)?;
+            let value = number(option.word(), value, option.least()..=option.most())?;
+            Step::Turn { volume: volume_of(volume)?, option, value }
         }
         ["detach", volume] => Step::Detach { volume: backed(volume)? },
         ["attach", volume] => Step::Attach { volume: backed(volume)? },
@@ -384,30 +401,34 @@ fn step(line: &str, workload: &Workload) -> Result<Step, Damage> {
     if step.to_string() == line { Ok(step) } else { Err(wrong()) }
 }
 
-fn device_of(word: &str, workload: &Workload) -> Result<usize, Damage> {
+fn device_of(word: &str, workload: &Workload) -> Result<usize, ScriptErrorKind> {
     let (found, count) = (number("device", word, 0..=u64::MAX)?, workload.geometry.volumes.len() as u64 + 1);
     let device = usize::try_from(found).ok().filter(|_| found < count);
-    device.ok_or(Damage::Absent { what: "device", found, count })
+    device.ok_or(ScriptErrorKind::Absent { what: "device", found, count })
 }
 
 /// Returns the number of a device that backs a volume.
-fn backing(word: &str, workload: &Workload) -> Result<usize, Damage> {
+fn backing(word: &str, workload: &Workload) -> Result<usize, ScriptErrorKind> {
     let device = device_of(word, workload)?;
     if device > 0 { Ok(device) } else { Err(value("device", "a backing device", word)) }
 }
 
-fn pull(device: &str, survivors: &str, workload: &Workload) -> Option<Result<Step, Damage>> {
+fn pull(device: &str, survivors: &str, workload: &Workload) -> Option<Result<Step, ScriptErrorKind>> {
     let survivors = survivors.parse().ok()?;
     let step = backing(device, workload).map(|device| Step::Pull { device, survivors });
-    Some(if workload.troubled { step } else { Err(Damage::Trouble) })
+    Some(if workload.troubled { step } else { Err(ScriptErrorKind::Trouble) })
 }
 
-fn trouble(words: &[&str], workload: &Workload, wrong: impl Fn() -> Damage) -> Result<Step, Damage> {
+fn trouble(
+    words: &[&str],
+    workload: &Workload,
+    wrong: impl Fn() -> ScriptErrorKind,
+) -> Result<Step, ScriptErrorKind> {
     let [device, on, sectors, "after", skip, count, "times:", fault] = words else { return Err(wrong()) };
     let device = device_of(device, workload)?;
     let on = [OpKind::Read, OpKind::Write, OpKind::Flush, OpKind::Discard].iter().find(|kind| says(on, kind));
     let skip = number("after", skip.strip_suffix(',').ok_or_else(&wrong)?, 0..=u32::MAX)?;
-    let rule = Rule {
+    let rule = FaultRule {
         on: *on.ok_or_else(&wrong)?,
         sectors: range(sectors)?,
         skip,
@@ -415,19 +436,19 @@ fn trouble(words: &[&str], workload: &Workload, wrong: impl Fn() -> Damage) -> R
         fault: fault_of(fault).ok_or_else(&wrong)??,
     };
     // A late operation does not make a request fail.
-    if !workload.troubled && !matches!(rule.fault, Fault::Late(_)) {
-        return Err(Damage::Trouble);
+    if !workload.troubled && !matches!(rule.fault, DiskFault::Late(_)) {
+        return Err(ScriptErrorKind::Trouble);
     }
     Ok(Step::Trouble { device, rule })
 }
 
-fn fault_of(word: &str) -> Option<Result<Fault, Damage>> {
+fn fault_of(word: &str) -> Option<Result<DiskFault, ScriptErrorKind>> {
     if let Some(late) = word.strip_prefix("Late(").and_then(|rest| rest.strip_suffix(')')) {
-        return Some(number("late nanoseconds", late, 0..=PAUSE_MS_MAX * 1_000_000).map(Fault::Late));
+        return Some(number("late nanoseconds", late, 0..=PAUSE_MS_MAX * 1_000_000).map(DiskFault::Late));
     }
-    let fail = [Landed::Nothing, Landed::Part, Landed::Everything].map(Fault::Fail);
+    let fail = [WrittenPart::Nothing, WrittenPart::Part, WrittenPart::Everything].map(DiskFault::Fail);
     fail.into_iter()
-        .chain([Fault::Never, Fault::Unreachable, Fault::Decayed])
+        .chain([DiskFault::Never, DiskFault::Unreachable, DiskFault::Decayed])
         .find(|fault| says(word, fault))
         .map(Ok)
 }
@@ -457,17 +478,17 @@ fn named<T: Debug + Copy>(word: &str, all: &[T]) -> Option<T> {
     all.iter().find(|value| says(word, value)).copied()
 }
 
-fn volume(word: &str, workload: &Workload) -> Result<u32, Damage> {
+fn volume(word: &str, workload: &Workload) -> Result<u32, ScriptErrorKind> {
     let (found, count) = (number("volume", word, 0..=u32::MAX)?, u64::from(workload.geometry.count()));
     if u64::from(found) < count {
         Ok(found)
     } else {
-        Err(Damage::Absent { what: "volume", found: u64::from(found), count })
+        Err(ScriptErrorKind::Absent { what: "volume", found: u64::from(found), count })
     }
 }
 
 /// Returns a volume that has a device of its own, or one that is flash-only.
-fn volume_with(word: &str, workload: &Workload, device: bool) -> Result<u32, Damage> {
+fn volume_with(word: &str, workload: &Workload, device: bool) -> Result<u32, ScriptErrorKind> {
     let volume = volume(word, workload)?;
     let is_such = ((volume as usize) < workload.geometry.volumes.len()) == device;
     let wanted = if device { "a volume with a backing device" } else { "a flash-only volume" };
@@ -475,7 +496,7 @@ fn volume_with(word: &str, workload: &Workload, device: bool) -> Result<u32, Dam
 }
 
 /// Returns a volume and a new size for it, at most the size that it is created with.
-fn size_of(volume_word: &str, sectors: &str, workload: &Workload) -> Result<(u32, u64), Damage> {
+fn size_of(volume_word: &str, sectors: &str, workload: &Workload) -> Result<(u32, u64), ScriptErrorKind> {
     let volume = volume(volume_word, workload)?;
     let block = u64::from(workload.geometry.block_sectors);
     let size = number("size", sectors, 1..=workload.geometry.sectors_of(volume))?;
@@ -484,7 +505,11 @@ fn size_of(volume_word: &str, sectors: &str, workload: &Workload) -> Result<(u32
 }
 
 /// Returns a volume and the sectors of a request to it.
-fn place(volume_word: &str, sectors: &str, workload: &Workload) -> Result<(u32, Range<u64>), Damage> {
+fn place(
+    volume_word: &str,
+    sectors: &str,
+    workload: &Workload,
+) -> Result<(u32, Range<u64>), ScriptErrorKind> {
     let (volume, found) = (volume(volume_word, workload)?, range(sectors)?);
     let (sectors, block) = (workload.geometry.sectors_of(volume), u64::from(workload.geometry.block_sectors));
     let off = !found.start.is_multiple_of(block) || !found.end.is_multiple_of(block);
@@ -495,10 +520,10 @@ fn place(volume_word: &str, sectors: &str, workload: &Workload) -> Result<(u32, 
         () if found.end - found.start > REQUEST_SECTORS_MAX => "they are too many for one request",
         () => return Ok((volume, found)),
     };
-    Err(Damage::Request { found, sectors, block, why })
+    Err(ScriptErrorKind::Request { found, sectors, block, why })
 }
 
-fn range(word: &str) -> Result<Range<u64>, Damage> {
+fn range(word: &str) -> Result<Range<u64>, ScriptErrorKind> {
     let (start, end) = word.split_once("..").ok_or_else(|| value("a range", "FIRST..END", word))?;
     Ok(number("a first sector", start, 0..=u64::MAX)?..number("an end", end, 0..=u64::MAX)?)
 }
@@ -515,7 +540,7 @@ fn sectors_of(step: &Step) -> u64 {
 }
 
 /// Parses a number in its canonical form: digits only, without leading zeroes.
-pub(super) fn number<T>(key: &'static str, word: &str, range: RangeInclusive<T>) -> Result<T, Damage>
+pub(super) fn number<T>(key: &'static str, word: &str, range: RangeInclusive<T>) -> Result<T, ScriptErrorKind>
 where
     T: FromStr + PartialOrd + Debug,
 {
@@ -525,8 +550,8 @@ where
     found.ok_or_else(|| value(key, &format!("a number from {least:?} to {most:?}"), word))
 }
 
-pub(super) fn value(key: &'static str, wanted: &str, found: impl ToString) -> Damage {
-    Damage::Value { key, wanted: wanted.to_owned(), found: shown(&found.to_string()) }
+pub(super) fn value(key: &'static str, wanted: &str, found: impl ToString) -> ScriptErrorKind {
+    ScriptErrorKind::Value { key, wanted: wanted.to_owned(), found: shown(&found.to_string()) }
 }
 
 /// Returns the part of a line that an error message shows.

@@ -5,10 +5,10 @@ use super::limits::{
     BATCH_SECTORS, BUCKET_SECTORS, BUCKETS, DELAY_MS, LATENCY_US, NODE_BUDGET_MIB, NODE_READ_US,
     NOTE_RECORDS, PARKED, VOLUME_SECTORS, VOLUMES_MAX,
 };
-use super::parse::{Damage, Reader, number, value};
+use super::parse::{ScriptErrorKind, ScriptReader, number, value};
 use super::yes;
 use crate::system::Geometry;
-use crate::system::policy::Policy;
+use crate::system::policy::VolumePolicy;
 use crate::system::tuning::{
     CUTOFF_CACHE_ADD, CUTOFF_WRITEBACK, DeviceTuning, SUMMARY_SHARE, SetTuning, Tuning,
 };
@@ -64,8 +64,8 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, geometry: &Geometry) -> fmt::Res
     unless(f, SHARE, set.summary_share, SUMMARY_SHARE)?;
     unless(f, CACHE_ADD, set.cutoff_cache_add, CUTOFF_CACHE_ADD)?;
     unless(f, WRITEBACK, set.cutoff_writeback, CUTOFF_WRITEBACK)?;
-    let plain = Policy::plain(set.has_parity());
-    set.policy.values().try_for_each(|(knob, value)| unless(f, knob.word(), value, plain.value(knob)))
+    let plain = VolumePolicy::plain(set.has_parity());
+    set.policy.values().try_for_each(|(option, value)| unless(f, option.word(), value, plain.value(option)))
 }
 
 /// Writes a line, unless its value is the one that older scripts imply, which do not have the line.
@@ -73,9 +73,9 @@ fn unless(f: &mut fmt::Formatter<'_>, key: &str, value: u64, meant: u64) -> fmt:
     if value == meant { Ok(()) } else { writeln!(f, "{key} {value}") }
 }
 
-impl Reader<'_> {
+impl ScriptReader<'_> {
     /// Parses the geometry of a set that can be made.
-    pub(super) fn geometry(&mut self) -> Result<Geometry, Damage> {
+    pub(super) fn geometry(&mut self) -> Result<Geometry, ScriptErrorKind> {
         let block_sectors = self.one_of("block-sectors", &[1, 8])?;
         let set_block_sectors = self.one_of("set-block-sectors", &[1, 2, 4, 8])?;
         if set_block_sectors < block_sectors {
@@ -89,7 +89,7 @@ impl Reader<'_> {
         let volumes = self.volumes(VOLUMES, block_sectors)?;
         let lodgers = self.may_be(|reader| reader.volumes(LODGERS, set_block_sectors))?.unwrap_or_default();
         if volumes.len() + lodgers.len() > VOLUMES_MAX {
-            return Err(Damage::TooMuch(format!("{VOLUMES_MAX} volumes")));
+            return Err(ScriptErrorKind::TooMuch(format!("{VOLUMES_MAX} volumes")));
         }
         let torn_sectors = self.one_of("torn-sectors", &[1, 8])?;
         if torn_sectors < block_sectors {
@@ -110,7 +110,7 @@ impl Reader<'_> {
         })
     }
 
-    fn volumes(&mut self, key: &'static str, block_sectors: u32) -> Result<Vec<u64>, Damage> {
+    fn volumes(&mut self, key: &'static str, block_sectors: u32) -> Result<Vec<u64>, ScriptErrorKind> {
         let block = u64::from(block_sectors);
         let size = |word| {
             let sectors: u64 = number(key, word, VOLUME_SECTORS)?;
@@ -120,12 +120,12 @@ impl Reader<'_> {
         let words = self.field(key)?.split(' ').take(VOLUMES_MAX + 1);
         let volumes = words.map(size).collect::<Result<Vec<u64>, _>>()?;
         if volumes.len() > VOLUMES_MAX {
-            return Err(Damage::TooMuch(format!("{VOLUMES_MAX} volumes")));
+            return Err(ScriptErrorKind::TooMuch(format!("{VOLUMES_MAX} volumes")));
         }
         Ok(volumes)
     }
 
-    fn device_tuning(&mut self) -> Result<DeviceTuning, Damage> {
+    fn device_tuning(&mut self) -> Result<DeviceTuning, ScriptErrorKind> {
         Ok(DeviceTuning {
             cache_fua_flushes: self.is("cache-fua-flushes")?,
             backing_fua_flushes: self.is("backing-fua-flushes")?,
@@ -140,7 +140,7 @@ impl Reader<'_> {
         })
     }
 
-    fn set_tuning(&mut self) -> Result<SetTuning, Damage> {
+    fn set_tuning(&mut self) -> Result<SetTuning, ScriptErrorKind> {
         let mut set = SetTuning {
             node_budget_mib: self.number("node-budget-mib", NODE_BUDGET_MIB)?,
             journal_delay_ms: self.number("journal-delay-ms", DELAY_MS)?,
@@ -154,11 +154,12 @@ impl Reader<'_> {
             summary_share: self.number_or(SHARE, SUMMARY_SHARE, 0..=1 << 16)?,
             cutoff_cache_add: self.number_or(CACHE_ADD, CUTOFF_CACHE_ADD, 0..=100)?,
             cutoff_writeback: self.number_or(WRITEBACK, CUTOFF_WRITEBACK, 0..=100)?,
-            policy: Policy::plain(false),
+            policy: VolumePolicy::plain(false),
         };
-        let mut policy = Policy::plain(set.has_parity());
-        for (knob, plain) in policy.values() {
-            policy = policy.with(knob, self.number_or(knob.word(), plain, knob.least()..=knob.most())?);
+        let mut policy = VolumePolicy::plain(set.has_parity());
+        for (option, plain) in policy.values() {
+            policy =
+                policy.with(option, self.number_or(option.word(), plain, option.least()..=option.most())?);
         }
         set.policy = policy;
         Ok(set)

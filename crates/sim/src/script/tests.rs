@@ -2,18 +2,18 @@
 //! line number, and nothing panics.
 
 use super::*;
-use crate::disk::{Fault, Landed, OpKind, Rule, Survivors};
+use crate::disk::{DiskFault, FaultRule, OpKind, Survivors, WrittenPart};
 use crate::driver::Crash;
 use crate::run::whole_of;
 use crate::system::passthrough::Passthrough;
-use crate::system::{Knob, System};
+use crate::system::{PolicyOption, System};
 use crate::workload::{Shape, Step};
 use bcached_env::rng::Rng;
 use std::rc::Rc;
 
-fn cuts() -> Vec<Cut> {
+fn cuts() -> Vec<CrashPoint> {
     let survivors = [Survivors::Nothing, Survivors::Everything, Survivors::Seeded(u64::MAX)];
-    let cut = |(point, survivors)| Cut { point, crash: Crash::PowerCut, survivors };
+    let cut = |(point, survivors)| CrashPoint { point, crash: Crash::PowerCut, survivors };
     (17..).zip(survivors).map(cut).collect()
 }
 
@@ -21,10 +21,10 @@ fn cuts() -> Vec<Cut> {
 fn short() -> Script {
     let mut workload = Shape::named("trouble").unwrap().with_steps(60).draw(5);
     // These are present whatever was drawn.
-    let fault = Fault::Fail(Landed::Nothing);
-    let rule = Rule { skip: 3, ..Rule::next(OpKind::Read, 4, fault) };
+    let fault = DiskFault::Fail(WrittenPart::Nothing);
+    let rule = FaultRule { skip: 3, ..FaultRule::next(OpKind::Read, 4, fault) };
     workload.steps.push(Step::Trouble { device: 2, rule });
-    workload.steps.push(Step::Turn { volume: 1, knob: Knob::Quiet, value: 1 });
+    workload.steps.push(Step::Turn { volume: 1, option: PolicyOption::Quiet, value: 1 });
     workload.steps.push(Step::Pull { device: 2, survivors: Survivors::Seeded(3) });
     workload.steps.push(Step::Return { device: 2 });
     Script::of(&workload, &cuts())
@@ -212,7 +212,7 @@ fn the_extremes_can_be_run() {
         geometry.note_records = *limits::NOTE_RECORDS.start();
         script.workload.steps = vec![Step::Write { volume: 0, sectors: 0..8, fua: true }];
         // Steps that were drawn for other volumes may lie beyond the end of these.
-        script.workload.origin = Origin::Script { file: String::new(), after: Vec::new() };
+        script.workload.origin = StepSource::Script { file: String::new(), after: Vec::new() };
         let script = Script::parse(&script.to_string(), "").unwrap();
         if let Err(fault) = whole_of(&system, &script.workload) {
             panic!("{block} {set_block} {bucket} {buckets} {volume}: {fault}");

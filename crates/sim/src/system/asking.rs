@@ -1,15 +1,15 @@
 //! Passes a client's request to the host of a set, or to a set, and its answer back.
 
-use super::lending::Loan;
-use super::seat::Seat;
-use super::{Soon, Told};
-use bcached_engine::{Asker, CacheSet, Client, Reply as EngineReply, VolumeId};
-use bcached_env::sync::Coming;
+use super::lending::LentMemory;
+use super::slot::VolumeSlot;
+use super::{BoxFuture, ReplyCallback};
+use bcached_engine::{CacheSet, ClientId, Reply as EngineReply, Requester, VolumeId};
+use bcached_env::sync::OneShot;
 use bcached_env::{Buffer, Time};
-use bcached_host::dispatch::{Caller, Stage};
+use bcached_host::dispatch::{RequestSource, RequestStage};
 use bcached_host::retry::Retry;
-use bcached_host::translate::{self, Work};
-use bcached_host::workers::{AnswerTo, Request, Workers};
+use bcached_host::translate::{self, EngineWork};
+use bcached_host::workers::{HostRequest, ReplySink, Workers};
 use bcached_port::{ErrorKind, Operation, Reply};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -20,43 +20,43 @@ use std::sync::Arc;
 const IN_STEPS: u64 = 11;
 
 /// Waits for the answer to a request. The answer is `None` if the request must be submitted again.
-struct Waiting {
-    told: Cell<Option<Told>>,
-    reply: Coming<Option<Reply>>,
+struct PendingReply {
+    callback: Cell<Option<ReplyCallback>>,
+    reply: OneShot<Option<Reply>>,
 }
 
-impl Waiting {
-    fn of(told: Told) -> Rc<Self> {
-        Rc::new(Self { told: Cell::new(Some(told)), reply: Coming::default() })
+impl PendingReply {
+    fn of(callback: ReplyCallback) -> Rc<Self> {
+        Rc::new(Self { callback: Cell::new(Some(callback)), reply: OneShot::default() })
     }
 
-    /// Delivers the reply: `told` is called before anything else happens.
+    /// Delivers the reply: `callback` is called before anything else happens.
     fn hear(&self, reply: Reply) {
-        if let Some(told) = self.told.take() {
-            told(&reply);
+        if let Some(callback) = self.callback.take() {
+            callback(&reply);
         }
         self.reply.bring(Some(reply));
     }
 }
 
 /// Where the answer to a request is sent.
-pub struct Answer {
-    waiting: Rc<Waiting>,
-    loan: Option<Arc<Loan>>,
-    /// The seat and the engine's id of a volume that may be re-added; `None` for other volumes.
-    seat: Option<(Rc<Seat>, VolumeId)>,
+pub struct ReplySender {
+    waiting: Rc<PendingReply>,
+    loan: Option<Arc<LentMemory>>,
+    /// The slot and the engine's id of a volume that may be re-added; `None` for other volumes.
+    slot: Option<(Rc<VolumeSlot>, VolumeId)>,
 }
 
-impl Answer {
+impl ReplySender {
     /// Returns whether the request must be submitted again: a volume that was removed and added
     /// again has another id. A route would have led the client there.
     fn is_to_be_made_again(&self, reply: &Reply) -> bool {
-        let has_moved = |(seat, id): &(Rc<Seat>, VolumeId)| seat.served_as() != Some(*id);
-        reply.result == Err(ErrorKind::Gone) && self.seat.as_ref().is_some_and(has_moved)
+        let has_moved = |(slot, id): &(Rc<VolumeSlot>, VolumeId)| slot.served_as() != Some(*id);
+        reply.result == Err(ErrorKind::Gone) && self.slot.as_ref().is_some_and(has_moved)
     }
 }
 
-impl AnswerTo for Answer {
+impl ReplySink for ReplySender {
     fn send(self, reply: Reply) {
         let is_again = self.is_to_be_made_again(&reply);
         let buffer = match self.loan.map(|loan| loan.end()) {
@@ -71,20 +71,20 @@ impl AnswerTo for Answer {
     }
 }
 
-/// Submits a request for the volume on a seat to a host; `told` is called at its end before
+/// Submits a request for the volume on a slot to a host; `callback` is called at its end before
 /// anything else happens.
 #[must_use]
 pub fn serve(
-    workers: &Rc<Workers<Answer>>,
-    seat: Rc<Seat>,
+    workers: &Rc<Workers<ReplySender>>,
+    slot: Rc<VolumeSlot>,
     mut operation: Operation,
-    told: Told,
-) -> Soon<Reply> {
-    let (workers, waiting) = (Rc::clone(workers), Waiting::of(told));
+    callback: ReplyCallback,
+) -> BoxFuture<Reply> {
+    let (workers, waiting) = (Rc::clone(workers), PendingReply::of(callback));
     Box::pin(async move {
         let asked = workers.dispatcher().host.inner().env.now();
         loop {
-            let Some(id) = seat.id().await else {
+            let Some(id) = slot.id().await else {
                 waiting.hear(Reply::failed(ErrorKind::Gone, None));
                 return waiting.reply.comes().await.expect("it was just answered");
             };
@@ -93,13 +93,14 @@ pub fn serve(
             let bytes = if let Operation::Read { buffer, .. } = &operation { buffer.len() } else { 0 };
             let is_in_steps = is_in_steps(&operation);
             let (lent, loan) = lent(operation);
-            let answer_to = Answer { waiting: Rc::clone(&waiting), loan, seat: Some((Rc::clone(&seat), id)) };
-            let caller = Caller { client: Client::default(), volume: id, asked };
+            let answer_to =
+                ReplySender { waiting: Rc::clone(&waiting), loan, slot: Some((Rc::clone(&slot), id)) };
+            let caller = RequestSource { client: ClientId::default(), volume: id, asked };
             if is_in_steps {
-                let answered = workers.dispatcher().answer(caller, Stage::New(lent), permit);
+                let answered = workers.dispatcher().answer(caller, RequestStage::New(lent), permit);
                 answer_to.send(answered.await);
             } else {
-                let request = Request { caller, operation: lent, answer_to };
+                let request = HostRequest { caller, operation: lent, answer_to };
                 workers.begin(request, permit);
             }
             if let Some(reply) = waiting.reply.comes().await {
@@ -111,9 +112,9 @@ pub fn serve(
 }
 
 /// Waits for the answer of a set.
-struct Asking(Cell<Option<Answer>>);
+struct SetRequester(Cell<Option<ReplySender>>);
 
-impl Asker for Asking {
+impl Requester for SetRequester {
     fn answered(self: Rc<Self>, _number: usize, reply: EngineReply) {
         if let Some(answer_to) = self.0.take() {
             answer_to.send(translate::reply_of(reply));
@@ -123,19 +124,24 @@ impl Asker for Asking {
 
 /// Submits a request to a set without a host.
 #[must_use]
-pub fn serve_by_set(set: &CacheSet, id: VolumeId, operation: Operation, told: Told) -> Soon<Reply> {
+pub fn serve_by_set(
+    set: &CacheSet,
+    id: VolumeId,
+    operation: Operation,
+    callback: ReplyCallback,
+) -> BoxFuture<Reply> {
     let set = set.clone();
     let is_in_steps = is_in_steps(&operation);
     let (operation, loan) = lent(operation);
     // Nothing is queued here before the set has the request.
     let request = match translate::work_of(operation, Time::MAX) {
-        Work::Request(request) | Work::Durable(request) => request,
-        Work::Answered(_) => unreachable!("block status is not requested here"),
+        EngineWork::Request(request) | EngineWork::Durable(request) => request,
+        EngineWork::Answered(_) => unreachable!("block status is not requested here"),
     };
     Box::pin(async move {
-        let (client, waiting) = (Client::default(), Waiting::of(told));
-        let answer_to = Answer { waiting: Rc::clone(&waiting), loan, seat: None };
-        let asker = Rc::new(Asking(Cell::new(Some(answer_to))));
+        let (client, waiting) = (ClientId::default(), PendingReply::of(callback));
+        let answer_to = ReplySender { waiting: Rc::clone(&waiting), loan, slot: None };
+        let asker = Rc::new(SetRequester(Cell::new(Some(answer_to))));
         if is_in_steps {
             asker.answered(0, set.serve_in_steps(client, id, request).await);
         } else {
@@ -154,16 +160,16 @@ fn is_in_steps(operation: &Operation) -> bool {
 }
 
 /// Lends a request's memory, if it is chosen; returns the request and the loan.
-fn lent(mut operation: Operation) -> (Operation, Option<Arc<Loan>>) {
+fn lent(mut operation: Operation) -> (Operation, Option<Arc<LentMemory>>) {
     let mut loan = None;
     match &mut operation {
         Operation::Read { sector, buffer } => {
-            if let Some((lender, lent)) = Loan::to_read(*sector, buffer) {
+            if let Some((lender, lent)) = LentMemory::to_read(*sector, buffer) {
                 (loan, *buffer) = (Some(lender), lent);
             }
         }
         Operation::Write { sector, payload, .. } => {
-            if let Some((lender, lent)) = Loan::to_write(*sector, payload) {
+            if let Some((lender, lent)) = LentMemory::to_write(*sector, payload) {
                 (loan, *payload) = (Some(lender), lent);
             }
         }

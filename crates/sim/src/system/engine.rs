@@ -5,9 +5,9 @@
 //! size of write-back, so that nothing more has to be drawn. With small batches some requests
 //! already exceed the cut-off; with the largest none does.
 
-use super::open::Open;
+use super::open::HostedSet;
 use super::tuning::{SetTuning, WITHOUT_STREAMS};
-use super::{Geometry, Mode, Process, Refusal, Running, Soon, System};
+use super::{BoxFuture, Geometry, Mode, ProcessContext, Refusal, RunningSystem, System};
 use super::{hosting, older, tables};
 use crate::disk::Device;
 use crate::growth;
@@ -16,8 +16,8 @@ use bcached_engine::{BucketCount, Options, VolumeOptions};
 use bcached_env::rng::Rng;
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
 use bcached_format::{
-    BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, Replacement, SECTOR_BYTES,
-    Uuid,
+    BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, ReplacementPolicy,
+    SECTOR_BYTES, Uuid,
 };
 use std::io;
 use std::rc::Rc;
@@ -34,9 +34,9 @@ pub struct Engine;
 const FINDINGS_SHOWN: usize = 4;
 
 /// A device that is not in use, as the checker reads it.
-pub struct Image<'a>(pub &'a Device);
+pub struct DeviceImage<'a>(pub &'a Device);
 
-impl ReadAt for Image<'_> {
+impl ReadAt for DeviceImage<'_> {
     fn read_at(&self, sector: u64, buffer: &mut [u8]) -> io::Result<()> {
         // The checker may ask for part of the last sector.
         let sectors = (buffer.len() as u64).div_ceil(SECTOR_BYTES);
@@ -191,11 +191,11 @@ pub const fn mode(mode: Mode) -> CacheMode {
 }
 
 /// Converts a replacement policy to the engine's type.
-const fn replacement(number: u64) -> Replacement {
+const fn replacement(number: u64) -> ReplacementPolicy {
     match number {
-        0 => Replacement::Lru,
-        1 => Replacement::Fifo,
-        _ => Replacement::Random,
+        0 => ReplacementPolicy::Lru,
+        1 => ReplacementPolicy::Fifo,
+        _ => ReplacementPolicy::Random,
     }
 }
 
@@ -256,7 +256,7 @@ impl System for Engine {
     }
 
     fn finds_damage(&self, devices: &[Device]) -> bool {
-        let images: Vec<Image<'_>> = devices.iter().map(Image).collect();
+        let images: Vec<DeviceImage<'_>> = devices.iter().map(DeviceImage).collect();
         let backings: Vec<&dyn ReadAt> = images[1..].iter().map(|image| image as &dyn ReadAt).collect();
         !bcached_check::check(&images[0], &backings, bcached_check::Options::default())
             .report
@@ -273,7 +273,7 @@ impl System for Engine {
     /// tree only when that data is durable. A backing device that reports no dirty data may be
     /// served without the cache, whatever the cache holds.
     fn inspect(&self, devices: &[Device], counted: Option<&[BucketCount]>) -> Vec<String> {
-        let images: Vec<Image<'_>> = devices.iter().map(Image).collect();
+        let images: Vec<DeviceImage<'_>> = devices.iter().map(DeviceImage).collect();
         let backings: Vec<&dyn ReadAt> = images[1..].iter().map(|image| image as &dyn ReadAt).collect();
         let options = bcached_check::Options { compare_clean: true, ..Default::default() };
         let checked = bcached_check::check(&images[0], &backings, options);
@@ -295,12 +295,16 @@ impl System for Engine {
             .collect()
     }
 
-    fn open(&self, process: Process, geometry: &Geometry) -> Soon<Result<Rc<dyn Running>, Refusal>> {
+    fn open(
+        &self,
+        process: ProcessContext,
+        geometry: &Geometry,
+    ) -> BoxFuture<Result<Rc<dyn RunningSystem>, Refusal>> {
         let options = Options { phases: Arc::clone(&process.phases), ..options(geometry) };
         let geometry = geometry.clone();
         Box::pin(async move {
-            let open = Open::open(&process, &geometry, options).await.map_err(Refusal::from_error)?;
-            Ok(Rc::new(open) as Rc<dyn Running>)
+            let open = HostedSet::open(&process, &geometry, options).await.map_err(Refusal::from_error)?;
+            Ok(Rc::new(open) as Rc<dyn RunningSystem>)
         })
     }
 }
@@ -311,7 +315,7 @@ fn miscounted(counted: &[BucketCount], recounted: &[bcached_check::Bucket]) -> V
     let differs = |(index, (engine, checker)): (usize, (&BucketCount, &bcached_check::Bucket))| {
         let (live, dirty) = (checker.live_sectors, checker.dirty_sectors);
         let agree = (engine.live, engine.dirty) == (live, dirty);
-        let shared = engine.free && checker.usage != bcached_check::Use::Free;
+        let shared = engine.free && checker.usage != bcached_check::BucketUse::Free;
         (!agree || shared).then(|| {
             let usage = checker.usage;
             format!(

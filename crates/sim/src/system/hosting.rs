@@ -4,7 +4,7 @@
 
 use super::Geometry;
 use crate::digest::mix;
-use bcached_engine::{OnError, VolumeOptions};
+use bcached_engine::{ErrorPolicy, VolumeOptions};
 use bcached_host::Limits;
 use std::time::Duration;
 
@@ -16,7 +16,8 @@ pub fn room(geometry: &Geometry) -> usize {
 
 /// Sets the failure policies of a set's volumes.
 pub fn tell(geometry: &Geometry, options: &mut VolumeOptions) {
-    const POLICIES: [OnError; 4] = [OnError::Freeze, OnError::Freeze, OnError::ReadOnly, OnError::Fail];
+    const POLICIES: [ErrorPolicy; 4] =
+        [ErrorPolicy::Freeze, ErrorPolicy::Freeze, ErrorPolicy::ReadOnly, ErrorPolicy::Fail];
     options.on_cache_error = POLICIES[pick(geometry, 0)];
     options.on_backing_error = POLICIES[pick(geometry, 1)];
     // Shorter than clients wait for the next answer of any kind.

@@ -6,7 +6,7 @@
 //! answered, its memory holds something else, like that of the next request.
 
 use crate::digest::mix;
-use bcached_env::{Buffer, Lender, Lent, Payload, Slot};
+use bcached_env::{Buffer, BufferSlot, Lender, LentBuffer, Payload};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -15,14 +15,14 @@ const OF_ANOTHER: u8 = 0xee;
 
 /// The memory of one request.
 #[derive(Debug)]
-pub(super) struct Loan {
+pub(super) struct LentMemory {
     bytes: Mutex<Vec<u8>>,
     /// The request is a write: its data can be read from here.
     is_written: bool,
     is_over: AtomicBool,
 }
 
-impl Loan {
+impl LentMemory {
     fn new(bytes: &[u8], is_written: bool) -> Arc<Self> {
         Arc::new(Self { bytes: Mutex::new(bytes.to_vec()), is_written, is_over: AtomicBool::new(false) })
     }
@@ -32,7 +32,7 @@ impl Loan {
     pub(super) fn to_read(sector: u64, buffer: &Buffer) -> Option<(Arc<Self>, Buffer)> {
         is_lent(sector, buffer.len()).then(|| {
             let loan = Self::new(buffer.as_slice(), false);
-            (Arc::clone(&loan), Lent::new(loan, buffer.len()).into())
+            (Arc::clone(&loan), LentBuffer::new(loan, buffer.len()).into())
         })
     }
 
@@ -40,7 +40,7 @@ impl Loan {
     pub(super) fn to_write(sector: u64, payload: &Payload) -> Option<(Arc<Self>, Payload)> {
         is_lent(sector, payload.len()).then(|| {
             let loan = Self::new(payload.as_slice(), true);
-            (Arc::clone(&loan), Buffer::from(Lent::new(loan, payload.len())).freeze())
+            (Arc::clone(&loan), Buffer::from(LentBuffer::new(loan, payload.len())).freeze())
         })
     }
 
@@ -54,9 +54,9 @@ impl Loan {
     }
 }
 
-impl Lender for Loan {
-    fn slot(&self) -> Slot {
-        Slot { ring: 0, number: 0 }
+impl Lender for LentMemory {
+    fn slot(&self) -> BufferSlot {
+        BufferSlot { ring: 0, number: 0 }
     }
 
     fn read(&self, start: usize, into: &mut [u8]) -> bool {

@@ -1,48 +1,48 @@
 //! A volume of the engine whose disk dies: what is reported as lost, what the cache forgets, and
 //! the disk that takes its place.
 
-use super::engine::{DATA_START, Image};
-use super::seat::{Seat, add, gone};
-use super::{Lost, Refusal};
+use super::engine::{DATA_START, DeviceImage};
+use super::slot::{VolumeSlot, add, gone};
+use super::{DeviceLoss, Refusal};
 use crate::digest::mix;
-use crate::disk::{Content, Device};
+use crate::disk::{Device, WriteContent};
 use bcached_check::ReadAt;
-use bcached_engine::{CacheSet, Forgetting, Removed};
+use bcached_engine::{CacheSet, PendingForget, RemovedVolume};
 use bcached_format::{
-    BackingState, BackingSuperblock, DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR,
+    BackingState, BackingSuperblock, DeviceGeometry, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR,
     Superblock, Uuid,
 };
 use bcached_host::Host;
 use std::ops::Range;
 
-/// See [`super::Running::begin_forget`]. For a detached volume there is nothing to forget.
-pub async fn begin(host: &Host, seat: &Seat) -> Result<Option<Lost>, Refusal> {
-    let Some(id) = seat.id().await.filter(|_| host.works() && !seat.is_away()) else { return Ok(None) };
+/// See [`super::RunningSystem::begin_forget`]. For a detached volume there is nothing to forget.
+pub async fn begin(host: &Host, slot: &VolumeSlot) -> Result<Option<DeviceLoss>, Refusal> {
+    let Some(id) = slot.id().await.filter(|_| host.works() && !slot.is_away()) else { return Ok(None) };
     let found = host.status().volumes.into_iter().find(|info| info.id == id);
     let Some(info) = found.filter(|info| info.attached) else { return Ok(None) };
-    seat.leave();
+    slot.leave();
     let Ok(removed) = host.remove_volume(id).await else {
-        seat.back(Some(id));
+        slot.back(Some(id));
         return Ok(None);
     };
     let found = match (removed, host.main()) {
-        (Removed { lost: None, disk: Some(disk) }, Ok(set)) => {
+        (RemovedVolume { lost: None, disk: Some(disk) }, Ok(set)) => {
             set_out(&set, info.uuid).await.map(|all| (disk, all))
         }
-        (Removed { lost: Some(error), .. }, _) | (_, Err(error)) => Err(Refusal::from_error(error)),
+        (RemovedVolume { lost: Some(error), .. }, _) | (_, Err(error)) => Err(Refusal::from_error(error)),
         _ => Err(gone()),
     };
     match found {
-        Ok((disk, (ranges, forgetting))) => Ok(Some(Lost { ranges, forgetting, disk })),
+        Ok((disk, (ranges, forgetting))) => Ok(Some(DeviceLoss { ranges, forgetting, disk })),
         Err(refusal) => {
-            seat.back(None);
+            slot.back(None);
             Err(refusal)
         }
     }
 }
 
 /// Returns everything that is lost with a volume, as sectors of the volume.
-async fn set_out(set: &CacheSet, uuid: Uuid) -> Result<(Vec<Range<u64>>, Forgetting), Refusal> {
+async fn set_out(set: &CacheSet, uuid: Uuid) -> Result<(Vec<Range<u64>>, PendingForget), Refusal> {
     set.walked().await.map_err(Refusal::from_error)?;
     let forgetting = set.begin_forgetting(uuid).map_err(Refusal::from_error)?;
     let (mut ranges, mut next) = (Vec::new(), Some(0));
@@ -59,22 +59,22 @@ async fn set_out(set: &CacheSet, uuid: Uuid) -> Result<(Vec<Range<u64>>, Forgett
     Ok((ranges, forgetting))
 }
 
-/// See [`super::Running::forget`].
-pub async fn end(host: &Host, seat: &Seat, lost: Lost) -> Result<(), Refusal> {
+/// See [`super::RunningSystem::forget`].
+pub async fn end(host: &Host, slot: &VolumeSlot, lost: DeviceLoss) -> Result<(), Refusal> {
     let forgotten = match host.main() {
         Ok(set) => set.forget(lost.forgetting).await,
         Err(error) => Err(error),
     };
     let added = add(host, lost.disk).await;
-    seat.back(added.as_ref().ok().copied());
+    slot.back(added.as_ref().ok().copied());
     forgotten.and(added.map(drop)).map_err(Refusal::from_error)
 }
 
-/// See [`super::Running::exchange`].
+/// See [`super::RunningSystem::exchange`].
 pub fn exchange(device: &mut Device) {
     let mut bytes = vec![0; SUPERBLOCK_BYTES];
-    Image(device).read_at(SUPERBLOCK_SECTOR, &mut bytes).expect("it lies on the device");
-    let facts = DeviceFacts { sectors: u64::MAX, logical_block_sectors: 1 };
+    DeviceImage(device).read_at(SUPERBLOCK_SECTOR, &mut bytes).expect("it lies on the device");
+    let facts = DeviceGeometry { sectors: u64::MAX, logical_block_sectors: 1 };
     let Ok(Superblock::Backing(former)) = RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts))
     else {
         unreachable!("a volume was served from it");
@@ -86,7 +86,7 @@ pub fn exchange(device: &mut Device) {
     let superblock = renamed(&former, another, device.model.sectors);
     let end = SUPERBLOCK_SECTOR + (SUPERBLOCK_BYTES as u64).div_ceil(512);
     let bytes = superblock.seal()[..].to_vec();
-    device.overwrite(SUPERBLOCK_SECTOR..end, Content::Data(bytes.into_boxed_slice().into()));
+    device.overwrite(SUPERBLOCK_SECTOR..end, WriteContent::Data(bytes.into_boxed_slice().into()));
 }
 
 fn renamed(former: &BackingSuperblock, uuid: Uuid, device_sectors: u64) -> BackingSuperblock {

@@ -1,7 +1,7 @@
 //! Provides what the host of a set needs besides its devices: memory that acts as a device.
 
-use super::Process;
-use crate::disk::{Background, Device, Model};
+use super::ProcessContext;
+use crate::disk::{Device, DeviceModel, InitialContent};
 use crate::driver::World;
 use bcached_env::DiskId;
 use bcached_format::{CacheSuperblock, SUPERBLOCK_SECTOR};
@@ -15,7 +15,7 @@ pub struct SimMachine {
 }
 
 impl SimMachine {
-    pub fn of(process: &Process) -> Self {
+    pub fn of(process: &ProcessContext) -> Self {
         Self { world: Rc::clone(&process.world) }
     }
 }
@@ -23,10 +23,10 @@ impl SimMachine {
 impl Machine for SimMachine {
     fn memory_cache(&self, superblock: &CacheSuperblock) -> Result<DiskId, String> {
         let block_sectors = u32::try_from(superblock.block_sectors()).expect("a block is small");
-        let mut memory = Device::new(Model {
+        let mut memory = Device::new(DeviceModel {
             volatile_cache: false,
-            background: Background::Zero { data_start: 0 },
-            ..Model::fast(bypass::SECTORS, block_sectors)
+            background: InitialContent::Zero { data_start: 0 },
+            ..DeviceModel::fast(bypass::SECTORS, block_sectors)
         });
         memory.place(SUPERBLOCK_SECTOR, &superblock.seal()[..]);
         let mut world = self.world.borrow_mut();

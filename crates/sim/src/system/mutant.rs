@@ -3,7 +3,7 @@
 //! caught.
 
 use super::passthrough::{disk_of, make, serve, shapes};
-use super::{Geometry, Mode, Process, Refusal, Running, Soon, System, VolumeShape};
+use super::{BoxFuture, Geometry, Mode, ProcessContext, Refusal, RunningSystem, System, VolumeShape};
 use crate::disk::Device;
 use crate::stamp::SECTOR;
 use bcached_env::{Buffer, Disk, Env, Payload};
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// The fault of a variant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fault {
+pub enum MutantFault {
     /// A flush is acknowledged and not carried out.
     FlushSkipped,
     /// A flush is acknowledged before it is carried out.
@@ -54,24 +54,24 @@ pub enum Fault {
 }
 
 /// All faults.
-pub const ALL: [Fault; 17] = [
-    Fault::FlushSkipped,
-    Fault::FlushEarly,
-    Fault::FuaLost,
-    Fault::StopWithoutFlush,
-    Fault::WriteLate,
-    Fault::WriteHalfLate,
-    Fault::WriteShort,
-    Fault::WriteShifted,
-    Fault::ReadStale,
-    Fault::ReadElsewhere,
-    Fault::ZeroesHalf,
-    Fault::DiscardWide,
-    Fault::DiscardLate,
-    Fault::Forgets,
-    Fault::OpenReverts,
-    Fault::WriteThroughZero,
-    Fault::Unaligned,
+pub const ALL: [MutantFault; 17] = [
+    MutantFault::FlushSkipped,
+    MutantFault::FlushEarly,
+    MutantFault::FuaLost,
+    MutantFault::StopWithoutFlush,
+    MutantFault::WriteLate,
+    MutantFault::WriteHalfLate,
+    MutantFault::WriteShort,
+    MutantFault::WriteShifted,
+    MutantFault::ReadStale,
+    MutantFault::ReadElsewhere,
+    MutantFault::ZeroesHalf,
+    MutantFault::DiscardWide,
+    MutantFault::DiscardLate,
+    MutantFault::Forgets,
+    MutantFault::OpenReverts,
+    MutantFault::WriteThroughZero,
+    MutantFault::Unaligned,
 ];
 
 /// The fault strikes once in this many times, so that one check does not find it.
@@ -80,26 +80,26 @@ const SELDOM: u64 = 10;
 /// A passthrough with one fault.
 pub struct Mutant {
     name: String,
-    fault: Fault,
+    fault: MutantFault,
 }
 
 impl Mutant {
     /// Creates a variant with this fault.
     #[must_use]
-    pub fn new(fault: Fault) -> Self {
+    pub fn new(fault: MutantFault) -> Self {
         Self { name: format!("mutant-{fault:?}"), fault }
     }
 }
 
 /// What was read, by volume and first sector.
-type Seen = BTreeMap<(u32, u64), Vec<u8>>;
+type ReadHistory = BTreeMap<(u32, u64), Vec<u8>>;
 
-struct Open {
+struct OpenMutant {
     env: Env,
-    fault: Fault,
+    fault: MutantFault,
     volumes: u32,
     requests: Cell<u64>,
-    seen: Rc<RefCell<Seen>>,
+    seen: Rc<RefCell<ReadHistory>>,
 }
 
 impl System for Mutant {
@@ -111,16 +111,20 @@ impl System for Mutant {
         make(geometry)
     }
 
-    fn open(&self, process: Process, geometry: &Geometry) -> Soon<Result<Rc<dyn Running>, Refusal>> {
+    fn open(
+        &self,
+        process: ProcessContext,
+        geometry: &Geometry,
+    ) -> BoxFuture<Result<Rc<dyn RunningSystem>, Refusal>> {
         let env = process.env;
         let fault = self.fault;
         let volumes = u32::try_from(geometry.volumes.len()).expect("few volumes");
         Box::pin(async move {
-            if fault == Fault::OpenReverts {
+            if fault == MutantFault::OpenReverts {
                 revert_something(&env).await;
             }
             let (requests, seen) = (Cell::new(0), Rc::default());
-            Ok(Rc::new(Open { env, fault, volumes, requests, seen }) as Rc<dyn Running>)
+            Ok(Rc::new(OpenMutant { env, fault, volumes, requests, seen }) as Rc<dyn RunningSystem>)
         })
     }
 }
@@ -142,7 +146,7 @@ async fn revert_something(env: &Env) {
     }
 }
 
-impl Open {
+impl OpenMutant {
     /// Returns true for one in [`SELDOM`] requests.
     fn seldom(&self) -> bool {
         self.requests.set(self.requests.get() + 1);
@@ -159,38 +163,38 @@ impl Open {
         });
     }
 
-    fn write(&self, disk: Disk, sector: u64, payload: Payload, fua: bool) -> Soon<Reply> {
+    fn write(&self, disk: Disk, sector: u64, payload: Payload, fua: bool) -> BoxFuture<Reply> {
         let unit = u64::from(disk.info().logical_block_sectors);
         let unit_bytes = disk.info().logical_block_sectors as usize * SECTOR;
         let write = |sector, payload, fua| Operation::Write { sector, payload, fua };
         let half = payload.len() / unit_bytes / 2 * unit_bytes;
         match self.fault {
-            Fault::FuaLost => Box::pin(serve(disk, write(sector, payload, false))),
-            Fault::WriteLate if self.seldom() => {
+            MutantFault::FuaLost => Box::pin(serve(disk, write(sector, payload, false))),
+            MutantFault::WriteLate if self.seldom() => {
                 self.later(serve(disk, write(sector, payload, fua)));
                 done()
             }
-            Fault::WriteHalfLate if half > 0 => {
+            MutantFault::WriteHalfLate if half > 0 => {
                 let (first, rest) = (payload.slice(0..half), payload.slice(half..payload.len()));
                 let middle = sector + (half / SECTOR) as u64;
                 self.later(serve(disk.clone(), write(middle, rest, fua)));
                 Box::pin(serve(disk, write(sector, first, fua)))
             }
-            Fault::WriteShort if half > 0 && self.seldom() => {
+            MutantFault::WriteShort if half > 0 && self.seldom() => {
                 let short = payload.slice(0..payload.len() - unit_bytes);
                 Box::pin(serve(disk, write(sector, short, fua)))
             }
-            Fault::WriteShifted if self.seldom() => {
+            MutantFault::WriteShifted if self.seldom() => {
                 let sectors = (payload.len() / SECTOR) as u64;
                 let shifted = (sector + unit).min(disk.info().sectors - sectors);
                 Box::pin(serve(disk, write(shifted, payload, fua)))
             }
-            Fault::WriteThroughZero => Box::pin(async move {
+            MutantFault::WriteThroughZero => Box::pin(async move {
                 let sectors = (payload.len() / SECTOR) as u64;
                 let _unheard = disk.zero(sector, sectors, false).await;
                 serve(disk, write(sector, payload, fua)).await
             }),
-            Fault::Unaligned if self.seldom() => {
+            MutantFault::Unaligned if self.seldom() => {
                 let off = if unit > 1 { sector + 1 } else { disk.info().sectors };
                 Box::pin(serve(disk, write(off, payload, fua)))
             }
@@ -198,10 +202,12 @@ impl Open {
         }
     }
 
-    fn read(&self, volume: u32, disk: Disk, sector: u64, buffer: Buffer) -> Soon<Reply> {
+    fn read(&self, volume: u32, disk: Disk, sector: u64, buffer: Buffer) -> BoxFuture<Reply> {
         match self.fault {
-            Fault::ReadStale => Box::pin(serve_seen(Rc::clone(&self.seen), disk, volume, sector, buffer)),
-            Fault::ReadElsewhere if self.seldom() => {
+            MutantFault::ReadStale => {
+                Box::pin(serve_seen(Rc::clone(&self.seen), disk, volume, sector, buffer))
+            }
+            MutantFault::ReadElsewhere if self.seldom() => {
                 let other = disk_of(&self.env, (volume + 1) % self.volumes);
                 Box::pin(serve(other, Operation::Read { sector, buffer }))
             }
@@ -211,7 +217,13 @@ impl Open {
 }
 
 /// Serves once what was read here before; otherwise reads and remembers.
-async fn serve_seen(seen: Rc<RefCell<Seen>>, disk: Disk, volume: u32, sector: u64, buffer: Buffer) -> Reply {
+async fn serve_seen(
+    seen: Rc<RefCell<ReadHistory>>,
+    disk: Disk,
+    volume: u32,
+    sector: u64,
+    buffer: Buffer,
+) -> Reply {
     let kept = seen.borrow_mut().remove(&(volume, sector));
     if let Some(kept) = kept.filter(|kept| kept.len() == buffer.len()) {
         return Reply::content(Buffer::copied_from(&kept));
@@ -228,36 +240,36 @@ const fn zeroes(sector: u64, sectors: u64, fua: bool) -> Operation {
 }
 
 /// Answers at once.
-fn done() -> Soon<Reply> {
+fn done() -> BoxFuture<Reply> {
     Box::pin(async { Reply::done() })
 }
 
-impl Running for Open {
+impl RunningSystem for OpenMutant {
     fn volumes(&self) -> Vec<VolumeShape> {
         shapes(&self.env, self.volumes)
     }
 
-    fn serve(&self, volume: u32, operation: Operation) -> Soon<Reply> {
+    fn serve(&self, volume: u32, operation: Operation) -> BoxFuture<Reply> {
         let disk = disk_of(&self.env, volume);
         let unit = u64::from(disk.info().logical_block_sectors);
         match (self.fault, operation) {
-            (Fault::FlushSkipped, Operation::Flush) => done(),
-            (Fault::FlushEarly, Operation::Flush) => {
+            (MutantFault::FlushSkipped, Operation::Flush) => done(),
+            (MutantFault::FlushEarly, Operation::Flush) => {
                 self.later(serve(disk, Operation::Flush));
                 done()
             }
-            (Fault::Forgets, _) if self.requests.replace(self.requests.get() + 1) == 60 => {
+            (MutantFault::Forgets, _) if self.requests.replace(self.requests.get() + 1) == 60 => {
                 Box::pin(std::future::pending())
             }
-            (Fault::DiscardWide, Operation::Discard { sector, sectors, .. }) => {
+            (MutantFault::DiscardWide, Operation::Discard { sector, sectors, .. }) => {
                 let sectors = (sectors + unit).min(disk.info().sectors - sector);
                 Box::pin(serve(disk, zeroes(sector, sectors, false)))
             }
-            (Fault::DiscardLate, Operation::Discard { sector, sectors, .. }) => {
+            (MutantFault::DiscardLate, Operation::Discard { sector, sectors, .. }) => {
                 self.later(serve(disk, zeroes(sector, sectors, false)));
                 done()
             }
-            (Fault::ZeroesHalf, Operation::WriteZeroes { sector, sectors, fua, .. }) => {
+            (MutantFault::ZeroesHalf, Operation::WriteZeroes { sector, sectors, fua, .. }) => {
                 let sectors = (sectors / 2 / unit * unit).max(unit);
                 Box::pin(serve(disk, zeroes(sector, sectors, fua)))
             }
@@ -267,12 +279,12 @@ impl Running for Open {
         }
     }
 
-    fn set_mode(&self, _volume: u32, _mode: Mode) -> Soon<Result<(), Refusal>> {
+    fn set_mode(&self, _volume: u32, _mode: Mode) -> BoxFuture<Result<(), Refusal>> {
         Box::pin(async { Ok(()) })
     }
 
-    fn stop(&self) -> Soon<Result<(), Refusal>> {
-        let skipped = self.fault == Fault::StopWithoutFlush;
+    fn stop(&self) -> BoxFuture<Result<(), Refusal>> {
+        let skipped = self.fault == MutantFault::StopWithoutFlush;
         let volumes = if skipped { 0 } else { self.volumes };
         let disks: Vec<Disk> = (0..volumes).map(|volume| disk_of(&self.env, volume)).collect();
         Box::pin(async move {

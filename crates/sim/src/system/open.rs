@@ -1,44 +1,48 @@
-//! Implements [`Running`] for an open set with its host. This file only translates.
+//! Implements [`RunningSystem`] for an open set with its host. This file only translates.
 
-use super::asking::{self, Answer};
+use super::asking::{self, ReplySender};
 use super::machine::SimMachine;
-use super::policy::Knob;
-use super::seat::{Seat, gone};
+use super::policy::PolicyOption;
+use super::slot::{VolumeSlot, gone};
 use super::{
-    Geometry, Lost, Mode, Process, Refusal, Return, Running, Soon, Standing, Told, VolumeShape, engine,
-    hosting, lodger, lost, returned, tables, work,
+    BoxFuture, DataLocation, DeviceLoss, Geometry, Mode, ProcessContext, Refusal, ReplyCallback,
+    ReturnOutcome, RunningSystem, VolumeShape, engine, hosting, lodger, lost, returned, tables, work,
 };
 use crate::disk::Device;
-use bcached_engine::{BucketCount, CacheSet, Cancel, Error, Options, Settings, VolumeId};
+use bcached_engine::{BucketCount, CacheSet, CancelToken, Error, Options, Settings, VolumeId};
 use bcached_env::DiskId;
 use bcached_env::sync::Semaphore;
-use bcached_format::{CacheMode, Replacement, Superblock};
+use bcached_format::{CacheMode, ReplacementPolicy, Superblock};
 use bcached_host::dispatch::Dispatcher;
 use bcached_host::workers::Workers;
-use bcached_host::{Host, NoteSlot, Opening, reopen, watch};
+use bcached_host::{Host, NoteSlot, OpenParams, reopen, watch};
 use bcached_port::{Operation, Reply};
 use std::rc::Rc;
 
 /// A set with its host.
-pub struct Open {
+pub struct HostedSet {
     host: Host,
-    workers: Rc<Workers<Answer>>,
-    seats: Vec<Rc<Seat>>,
+    workers: Rc<Workers<ReplySender>>,
+    slots: Vec<Rc<VolumeSlot>>,
     shapes: Vec<VolumeShape>,
 }
 
-impl Open {
+impl HostedSet {
     /// Opens the set on the devices of a process, with all of their volumes.
     ///
     /// # Errors
     /// The engine's error.
-    pub async fn open(process: &Process, geometry: &Geometry, options: Options) -> Result<Self, Error> {
+    pub async fn open(
+        process: &ProcessContext,
+        geometry: &Geometry,
+        options: Options,
+    ) -> Result<Self, Error> {
         let (env, note) = (process.env.clone(), NoteSlot::default());
         let lent = note.lend(Box::new(process.note.clone()));
         let set = CacheSet::open(env.clone(), DiskId(0), lent, options.clone()).await?;
         let superblock = tables::superblock(&process.world.borrow().devices[0]);
         let Some(Superblock::Cache(superblock)) = superblock else { unreachable!("it has been opened") };
-        let opening = Opening {
+        let opening = OpenParams {
             cache: DiskId(0).into(),
             set_uuid: superblock.set_uuid(),
             note,
@@ -48,7 +52,7 @@ impl Open {
         let host = Host::new(env.clone(), Box::new(SimMachine::of(process)), opening, set.clone());
         let room = Semaphore::new(hosting::room(geometry));
         let workers = Workers::new(env.clone(), Dispatcher::new(host.clone(), room));
-        let open = Self { host, workers, seats: Vec::new(), shapes: Vec::new() };
+        let open = Self { host, workers, slots: Vec::new(), shapes: Vec::new() };
         open.with_volumes(&set, geometry).await.inspect(|open| {
             let world = Rc::clone(&process.world);
             let count = move |change| world.borrow_mut().hosting.count(change);
@@ -60,33 +64,33 @@ impl Open {
     async fn with_volumes(mut self, set: &CacheSet, geometry: &Geometry) -> Result<Self, Error> {
         let count = u32::try_from(geometry.volumes.len()).expect("few volumes");
         for volume in 0..count {
-            self.seats.push(Seat::of(set.add_backing(DiskId(1 + volume), None).await?));
+            self.slots.push(VolumeSlot::of(set.add_backing(DiskId(1 + volume), None).await?));
         }
         let unit_sectors = geometry.block_sectors;
         let infos = set.volumes();
-        let shape = |seat: &Rc<Seat>| {
-            let info = infos.iter().find(|info| Some(info.id) == seat.served_as())?;
+        let shape = |slot: &Rc<VolumeSlot>| {
+            let info = infos.iter().find(|info| Some(info.id) == slot.served_as())?;
             Some(VolumeShape { sectors: info.sectors, unit_sectors })
         };
-        self.shapes = self.seats.iter().filter_map(shape).collect();
-        let of_lodger = |volume| Seat::of_lodger(lodger::find(set, volume).map(|info| info.id));
-        self.seats.extend((count..geometry.count()).map(of_lodger));
+        self.shapes = self.slots.iter().filter_map(shape).collect();
+        let of_lodger = |volume| VolumeSlot::of_lodger(lodger::find(set, volume).map(|info| info.id));
+        self.slots.extend((count..geometry.count()).map(of_lodger));
         Ok(self)
     }
 
-    fn seat(&self, volume: u32) -> Rc<Seat> {
-        Rc::clone(&self.seats[volume as usize])
+    fn slot(&self, volume: u32) -> Rc<VolumeSlot> {
+        Rc::clone(&self.slots[volume as usize])
     }
 
     /// Calls `ask` with a volume as soon as it is served.
     fn with<T: 'static>(
         &self,
         volume: u32,
-        ask: impl FnOnce(&CacheSet, VolumeId) -> Soon<Result<T, Refusal>> + 'static,
-    ) -> Soon<Result<T, Refusal>> {
-        let (host, seat) = (self.host.clone(), self.seat(volume));
+        ask: impl FnOnce(&CacheSet, VolumeId) -> BoxFuture<Result<T, Refusal>> + 'static,
+    ) -> BoxFuture<Result<T, Refusal>> {
+        let (host, slot) = (self.host.clone(), self.slot(volume));
         Box::pin(async move {
-            let id = seat.id().await.ok_or_else(gone)?;
+            let id = slot.id().await.ok_or_else(gone)?;
             let set = host.settled(id).map_err(Refusal::from_error)?;
             // Closing a set waits until all handles on it are dropped.
             let asked = ask(&set, id);
@@ -95,18 +99,18 @@ impl Open {
         })
     }
 
-    /// Like [`Open::with`], for long work that [`Running::cancel`] can cancel.
+    /// Like [`HostedSet::with`], for long work that [`RunningSystem::cancel`] can cancel.
     fn long<T: 'static>(
         &self,
         volume: u32,
-        ask: impl FnOnce(&CacheSet, VolumeId, Cancel) -> Soon<Result<T, Refusal>> + 'static,
-    ) -> Soon<Result<T, Refusal>> {
-        let cancel = self.seats[volume as usize].cancel();
+        ask: impl FnOnce(&CacheSet, VolumeId, CancelToken) -> BoxFuture<Result<T, Refusal>> + 'static,
+    ) -> BoxFuture<Result<T, Refusal>> {
+        let cancel = self.slots[volume as usize].cancel();
         self.with(volume, |set, id| ask(set, id, cancel))
     }
 }
 
-impl Drop for Open {
+impl Drop for HostedSet {
     /// Breaks a reference cycle at the end of the process: a request in the set keeps its host, and
     /// the host keeps the set.
     fn drop(&mut self) {
@@ -116,17 +120,17 @@ impl Drop for Open {
 
 /// Returns the replacement policy to change to along with a mode, so that the cache's superblock is
 /// written while it is in use.
-const fn replacement_with(mode: Mode) -> Replacement {
+const fn replacement_with(mode: Mode) -> ReplacementPolicy {
     match mode {
-        Mode::Writethrough => Replacement::Fifo,
-        Mode::Writearound => Replacement::Random,
-        Mode::Writeback | Mode::None => Replacement::Lru,
+        Mode::Writethrough => ReplacementPolicy::Fifo,
+        Mode::Writearound => ReplacementPolicy::Random,
+        Mode::Writeback | Mode::None => ReplacementPolicy::Lru,
     }
 }
 
 /// Changes the mode of a volume of a set without a host.
 #[must_use]
-pub fn set_mode(set: &CacheSet, id: VolumeId, wanted: Mode) -> Soon<Result<(), Refusal>> {
+pub fn set_mode(set: &CacheSet, id: VolumeId, wanted: Mode) -> BoxFuture<Result<(), Refusal>> {
     let set = set.clone();
     Box::pin(async move {
         let changed = set.set_cache_mode(id, engine::mode(wanted)).await;
@@ -143,12 +147,12 @@ async fn keep_replacement(set: &CacheSet, mode: Mode) {
 
 /// Stops a set without a host.
 #[must_use]
-pub fn stop(set: &CacheSet) -> Soon<Result<(), Refusal>> {
+pub fn stop(set: &CacheSet) -> BoxFuture<Result<(), Refusal>> {
     let set = set.clone();
     Box::pin(async move { set.stop().await.map_err(Refusal::from_error) })
 }
 
-impl Running for Open {
+impl RunningSystem for HostedSet {
     fn volumes(&self) -> Vec<VolumeShape> {
         self.shapes.clone()
     }
@@ -157,54 +161,54 @@ impl Running for Open {
         lodger::find(&self.host.main().ok()?, volume).map(|info| info.sectors)
     }
 
-    fn standing(&self, volume: u32) -> Standing {
-        let seat = &self.seats[volume as usize];
-        if seat.is_lodger() {
-            return Standing::CacheAlone;
+    fn standing(&self, volume: u32) -> DataLocation {
+        let slot = &self.slots[volume as usize];
+        if slot.is_lodger() {
+            return DataLocation::CacheAlone;
         }
-        let set = seat.served_as().and_then(|id| Some((id, self.host.settled(id).ok()?)));
+        let set = slot.served_as().and_then(|id| Some((id, self.host.settled(id).ok()?)));
         match set.and_then(|(id, set)| set.cache_mode(id)) {
-            Some(CacheMode::Writethrough) => Standing::Cached(Mode::Writethrough),
-            Some(CacheMode::Writeback) => Standing::Cached(Mode::Writeback),
-            Some(CacheMode::Writearound) => Standing::Cached(Mode::Writearound),
-            Some(CacheMode::None) => Standing::Cached(Mode::None),
-            None => Standing::Detached,
+            Some(CacheMode::Writethrough) => DataLocation::Cached(Mode::Writethrough),
+            Some(CacheMode::Writeback) => DataLocation::Cached(Mode::Writeback),
+            Some(CacheMode::Writearound) => DataLocation::Cached(Mode::Writearound),
+            Some(CacheMode::None) => DataLocation::Cached(Mode::None),
+            None => DataLocation::Detached,
         }
     }
 
-    fn create(&self, volume: u32, sectors: u64) -> Soon<Result<bool, Refusal>> {
-        let (host, seat) = (self.host.clone(), self.seat(volume));
+    fn create(&self, volume: u32, sectors: u64) -> BoxFuture<Result<bool, Refusal>> {
+        let (host, slot) = (self.host.clone(), self.slot(volume));
         Box::pin(async move {
-            let _nobody = seat.id().await;
-            lodger::create(&host, &seat, volume, sectors).await
+            let _nobody = slot.id().await;
+            lodger::create(&host, &slot, volume, sectors).await
         })
     }
 
-    fn delete(&self, volume: u32) -> Soon<Result<bool, Refusal>> {
-        let (host, seat) = (self.host.clone(), self.seat(volume));
+    fn delete(&self, volume: u32) -> BoxFuture<Result<bool, Refusal>> {
+        let (host, slot) = (self.host.clone(), self.slot(volume));
         Box::pin(async move {
-            let _id = seat.id().await.ok_or_else(gone)?;
-            lodger::delete(&host, &seat).await
+            let _id = slot.id().await.ok_or_else(gone)?;
+            lodger::delete(&host, &slot).await
         })
     }
 
-    fn serve(&self, volume: u32, operation: Operation) -> Soon<Reply> {
+    fn serve(&self, volume: u32, operation: Operation) -> BoxFuture<Reply> {
         self.serve_and_tell(volume, operation, Box::new(|_| ()))
     }
 
-    fn serve_and_tell(&self, volume: u32, operation: Operation, told: Told) -> Soon<Reply> {
-        asking::serve(&self.workers, self.seat(volume), operation, told)
+    fn serve_and_tell(&self, volume: u32, operation: Operation, callback: ReplyCallback) -> BoxFuture<Reply> {
+        asking::serve(&self.workers, self.slot(volume), operation, callback)
     }
 
-    fn keep_note(&self) -> Soon<bool> {
+    fn keep_note(&self) -> BoxFuture<bool> {
         let host = self.host.clone();
         Box::pin(async move { host.keep_note().await.is_ok() })
     }
 
-    fn set_mode(&self, volume: u32, wanted: Mode) -> Soon<Result<(), Refusal>> {
-        let (host, seat) = (self.host.clone(), self.seat(volume));
+    fn set_mode(&self, volume: u32, wanted: Mode) -> BoxFuture<Result<(), Refusal>> {
+        let (host, slot) = (self.host.clone(), self.slot(volume));
         Box::pin(async move {
-            let id = seat.id().await.ok_or_else(gone)?;
+            let id = slot.id().await.ok_or_else(gone)?;
             let changed = host.change_mode(id, engine::mode(wanted)).await;
             if let Ok(set) = host.main() {
                 keep_replacement(&set, wanted).await;
@@ -213,72 +217,72 @@ impl Running for Open {
         })
     }
 
-    fn turn(&self, volume: u32, knob: Knob, value: u64) -> Soon<Result<(), Refusal>> {
-        let (host, seat) = (self.host.clone(), self.seat(volume));
+    fn turn(&self, volume: u32, option: PolicyOption, value: u64) -> BoxFuture<Result<(), Refusal>> {
+        let (host, slot) = (self.host.clone(), self.slot(volume));
         Box::pin(async move {
-            let id = seat.id().await.ok_or_else(gone)?;
+            let id = slot.id().await.ok_or_else(gone)?;
             let mut options = host.options_of(id);
-            knob.turn(&mut options, value);
+            option.turn(&mut options, value);
             host.change_options(id, options).map_err(Refusal::from_error)
         })
     }
 
-    fn detach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
+    fn detach(&self, volume: u32) -> BoxFuture<Result<(), Refusal>> {
         self.long(volume, work::detach)
     }
 
-    fn attach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
+    fn attach(&self, volume: u32) -> BoxFuture<Result<(), Refusal>> {
         self.long(volume, work::attach)
     }
 
-    fn clean(&self, volume: u32) -> Soon<Result<(), Refusal>> {
+    fn clean(&self, volume: u32) -> BoxFuture<Result<(), Refusal>> {
         self.long(volume, work::clean)
     }
 
     fn cancel(&self, volume: u32) {
         if let Ok(set) = self.host.main() {
-            set.cancel(&self.seats[volume as usize].cancelled());
+            set.cancel(&self.slots[volume as usize].cancelled());
         }
     }
 
-    fn readd(&self, volume: u32) -> Soon<Result<bool, Refusal>> {
-        let (host, seat) = (self.host.clone(), self.seat(volume));
-        Box::pin(async move { seat.readd(&host).await })
+    fn readd(&self, volume: u32) -> BoxFuture<Result<bool, Refusal>> {
+        let (host, slot) = (self.host.clone(), self.slot(volume));
+        Box::pin(async move { slot.readd(&host).await })
     }
 
-    fn shrink(&self, volume: u32, sectors: u64) -> Soon<Result<bool, Refusal>> {
-        let is_lodger = self.seats[volume as usize].is_lodger();
+    fn shrink(&self, volume: u32, sectors: u64) -> BoxFuture<Result<bool, Refusal>> {
+        let is_lodger = self.slots[volume as usize].is_lodger();
         self.long(volume, move |set, id, cancel| work::shrink(set, id, cancel, (sectors, is_lodger)))
     }
 
-    fn grow(&self, volume: u32, sectors: u64) -> Soon<Result<bool, Refusal>> {
+    fn grow(&self, volume: u32, sectors: u64) -> BoxFuture<Result<bool, Refusal>> {
         self.long(volume, move |set, id, cancel| work::grow(set, id, cancel, sectors))
     }
 
-    fn begin_forget(&self, volume: u32) -> Soon<Result<Option<Lost>, Refusal>> {
-        let (host, seat) = (self.host.clone(), self.seat(volume));
-        Box::pin(async move { lost::begin(&host, &seat).await })
+    fn begin_forget(&self, volume: u32) -> BoxFuture<Result<Option<DeviceLoss>, Refusal>> {
+        let (host, slot) = (self.host.clone(), self.slot(volume));
+        Box::pin(async move { lost::begin(&host, &slot).await })
     }
 
     fn exchange(&self, device: &mut Device) {
         lost::exchange(device);
     }
 
-    fn forget(&self, volume: u32, lost: Lost) -> Soon<Result<(), Refusal>> {
-        let (host, seat) = (self.host.clone(), self.seat(volume));
-        Box::pin(async move { lost::end(&host, &seat, lost).await })
+    fn forget(&self, volume: u32, lost: DeviceLoss) -> BoxFuture<Result<(), Refusal>> {
+        let (host, slot) = (self.host.clone(), self.slot(volume));
+        Box::pin(async move { lost::end(&host, &slot, lost).await })
     }
 
     fn can_return(&self, volume: u32) -> bool {
-        self.seats[volume as usize].served_as().is_some()
+        self.slots[volume as usize].served_as().is_some()
     }
 
-    fn take_back(&self, volume: u32, disk: DiskId) -> Soon<Result<Return, Refusal>> {
-        let (host, seat) = (self.host.clone(), self.seat(volume));
+    fn take_back(&self, volume: u32, disk: DiskId) -> BoxFuture<Result<ReturnOutcome, Refusal>> {
+        let (host, slot) = (self.host.clone(), self.slot(volume));
         Box::pin(async move {
-            match seat.id().await {
+            match slot.id().await {
                 Some(id) => returned::take_back(&host, id, disk).await,
-                None => Ok(Return::NotNow),
+                None => Ok(ReturnOutcome::NotNow),
             }
         })
     }
@@ -307,11 +311,11 @@ impl Running for Open {
     }
 
     /// Stops in order; for a volume that is gone this promises nothing.
-    fn stop(&self) -> Soon<Result<(), Refusal>> {
-        let (host, seats) = (self.host.clone(), self.seats.clone());
+    fn stop(&self) -> BoxFuture<Result<(), Refusal>> {
+        let (host, slots) = (self.host.clone(), self.slots.clone());
         Box::pin(async move {
             host.stop().await.map_err(Refusal::from_error)?;
-            if seats.iter().any(|seat| seat.is_gone()) { Err(gone()) } else { Ok(()) }
+            if slots.iter().any(|slot| slot.is_gone()) { Err(gone()) } else { Ok(()) }
         })
     }
 }

@@ -1,7 +1,7 @@
 //! The smallest system: each volume is its backing device. It has no cache and no fault, and proves
 //! that the simulator raises no false alarms.
 
-use super::{Geometry, Mode, Process, Refusal, Running, Soon, System, VolumeShape};
+use super::{BoxFuture, Geometry, Mode, ProcessContext, Refusal, RunningSystem, System, VolumeShape};
 use crate::disk::Device;
 use bcached_env::{Buffer, Disk, DiskId, Env, IoError, IoErrorKind};
 use bcached_port::{ErrorKind, Operation, Reply};
@@ -11,17 +11,17 @@ use std::rc::Rc;
 /// A system in which volume `v` is device `1 + v`.
 pub struct Passthrough;
 
-struct Open {
+struct OpenPassthrough {
     env: Env,
     volumes: u32,
     /// By volume.
-    failures: Vec<Rc<Failures>>,
+    failures: Vec<Rc<FlushFailures>>,
 }
 
 /// Counts the flushes of one device that have failed. Each may have dropped what others had
 /// written, and the next one succeeds.
 #[derive(Default)]
-struct Failures {
+struct FlushFailures {
     count: Cell<u64>,
     /// How many of them a client's flush has reported.
     told: Cell<u64>,
@@ -32,7 +32,7 @@ struct Failures {
 /// Like [`serve`], but no successful flush hides the failure of another one. This holds for changes
 /// that needed both flushes to be durable, for changes that were acknowledged before, and for
 /// changes in flight that are acknowledged afterwards.
-async fn serve_durably(disk: Disk, operation: Operation, failures: Rc<Failures>) -> Reply {
+async fn serve_durably(disk: Disk, operation: Operation, failures: Rc<FlushFailures>) -> Reply {
     let is_flush = matches!(operation, Operation::Flush);
     let is_read = matches!(operation, Operation::Read { .. });
     let (begun, before) = (failures.count.get(), failures.acknowledged.get());
@@ -131,29 +131,35 @@ impl System for Passthrough {
         make(geometry)
     }
 
-    fn open(&self, process: Process, geometry: &Geometry) -> Soon<Result<Rc<dyn Running>, Refusal>> {
+    fn open(
+        &self,
+        process: ProcessContext,
+        geometry: &Geometry,
+    ) -> BoxFuture<Result<Rc<dyn RunningSystem>, Refusal>> {
         let env = process.env;
         let volumes = u32::try_from(geometry.volumes.len()).expect("few volumes");
         let failures = (0..volumes).map(|_| Rc::default()).collect();
-        Box::pin(async move { Ok(Rc::new(Open { env, volumes, failures }) as Rc<dyn Running>) })
+        Box::pin(
+            async move { Ok(Rc::new(OpenPassthrough { env, volumes, failures }) as Rc<dyn RunningSystem>) },
+        )
     }
 }
 
-impl Running for Open {
+impl RunningSystem for OpenPassthrough {
     fn volumes(&self) -> Vec<VolumeShape> {
         shapes(&self.env, self.volumes)
     }
 
-    fn serve(&self, volume: u32, operation: Operation) -> Soon<Reply> {
+    fn serve(&self, volume: u32, operation: Operation) -> BoxFuture<Reply> {
         let failures = Rc::clone(&self.failures[volume as usize]);
         Box::pin(serve_durably(disk_of(&self.env, volume), operation, failures))
     }
 
-    fn set_mode(&self, _volume: u32, _mode: Mode) -> Soon<Result<(), Refusal>> {
+    fn set_mode(&self, _volume: u32, _mode: Mode) -> BoxFuture<Result<(), Refusal>> {
         Box::pin(async { Ok(()) })
     }
 
-    fn stop(&self) -> Soon<Result<(), Refusal>> {
+    fn stop(&self) -> BoxFuture<Result<(), Refusal>> {
         let flush = |volume| {
             serve_durably(
                 disk_of(&self.env, volume),

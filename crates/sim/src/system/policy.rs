@@ -1,4 +1,4 @@
-//! The write-back policies of a volume: when to write back and how fast. Each is a knob with a
+//! The write-back policies of a volume: when to write back and how fast. Each is an option with a
 //! number, so that drawn policies, scripts, and changes while requests are in flight use the same
 //! words.
 
@@ -14,7 +14,7 @@ const LASTING: u64 = 400;
 /// The settings that can be changed. See `bcached_engine::VolumeOptions`. 0 disables a setting,
 /// unless it is a boolean.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Knob {
+pub enum PolicyOption {
     /// In milliseconds.
     MaxDirtyAge,
     /// A boolean.
@@ -41,8 +41,8 @@ pub enum Knob {
     Percent,
 }
 
-impl Knob {
-    /// All knobs; those of [`Policy`] come first.
+impl PolicyOption {
+    /// All options; those of [`VolumePolicy`] come first.
     pub const ALL: [Self; 12] = [
         Self::MaxDirtyAge,
         Self::Quiet,
@@ -58,8 +58,8 @@ impl Knob {
         Self::Percent,
     ];
 
-    /// Number of knobs that a volume's initial policy sets. The last two knobs are set elsewhere,
-    /// as they always were.
+    /// Number of options that a volume's initial policy sets. The last two options are set
+    /// elsewhere, as they always were.
     pub const FIRST: usize = 10;
 
     /// Returns its name in steps and scripts.
@@ -81,10 +81,10 @@ impl Knob {
         }
     }
 
-    /// Returns the knob of this name.
+    /// Returns the option of this name.
     #[must_use]
     pub fn named(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|knob| knob.word() == word)
+        Self::ALL.into_iter().find(|option| option.word() == word)
     }
 
     /// Returns its minimum value.
@@ -154,11 +154,11 @@ impl Knob {
     }
 }
 
-/// The initial policy of a volume: a value for each of the first knobs.
+/// The initial policy of a volume: a value for each of the first options.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Policy([u64; Knob::FIRST]);
+pub struct VolumePolicy([u64; PolicyOption::FIRST]);
 
-impl Policy {
+impl VolumePolicy {
     /// Returns the policy that every set had before policies were drawn: the defaults, on an array
     /// whose parity follows from another setting.
     #[must_use]
@@ -168,26 +168,30 @@ impl Policy {
 
     /// Draws a policy; half of the sets keep this one.
     pub(super) fn draw(self, rng: &mut Rng) -> Self {
-        if rng.one_in(2) { self } else { Self(std::array::from_fn(|place| Knob::ALL[place].draw(rng))) }
+        if rng.one_in(2) {
+            self
+        } else {
+            Self(std::array::from_fn(|place| PolicyOption::ALL[place].draw(rng)))
+        }
     }
 
-    /// Returns the first knobs and their values.
-    pub fn values(self) -> impl Iterator<Item = (Knob, u64)> {
-        Knob::ALL.into_iter().zip(self.0)
+    /// Returns the first options and their values.
+    pub fn values(self) -> impl Iterator<Item = (PolicyOption, u64)> {
+        PolicyOption::ALL.into_iter().zip(self.0)
     }
 
-    /// Returns the value of a knob; 0 for one that is set elsewhere.
+    /// Returns the value of an option; 0 for one that is set elsewhere.
     #[must_use]
-    pub const fn value(&self, knob: Knob) -> u64 {
-        let place = knob as usize;
-        if place < Knob::FIRST { self.0[place] } else { 0 }
+    pub const fn value(&self, option: PolicyOption) -> u64 {
+        let place = option as usize;
+        if place < PolicyOption::FIRST { self.0[place] } else { 0 }
     }
 
-    /// Returns the same policy with another value for one knob.
+    /// Returns the same policy with another value for one option.
     #[must_use]
-    pub const fn with(mut self, knob: Knob, value: u64) -> Self {
-        let place = knob as usize;
-        if place < Knob::FIRST {
+    pub const fn with(mut self, option: PolicyOption, value: u64) -> Self {
+        let place = option as usize;
+        if place < PolicyOption::FIRST {
             self.0[place] = value;
         }
         self
@@ -199,16 +203,16 @@ impl Policy {
     /// rate.
     #[must_use]
     pub const fn hurried(self) -> Self {
-        let is_limited = self.value(Knob::MaxDirtyAge) > 0;
-        self.with(Knob::Quiet, is_limited as u64)
-            .with(Knob::Spindown, is_limited as u64)
-            .with(Knob::Ceiling, 0)
-            .with(Knob::Latency, 0)
-            .with(Knob::RateMinimum, LASTING)
+        let is_limited = self.value(PolicyOption::MaxDirtyAge) > 0;
+        self.with(PolicyOption::Quiet, is_limited as u64)
+            .with(PolicyOption::Spindown, is_limited as u64)
+            .with(PolicyOption::Ceiling, 0)
+            .with(PolicyOption::Latency, 0)
+            .with(PolicyOption::RateMinimum, LASTING)
     }
 
     /// Applies the policy to `options`.
     pub fn tell(self, options: &mut VolumeOptions) {
-        self.values().for_each(|(knob, value)| knob.turn(options, value));
+        self.values().for_each(|(option, value)| option.turn(options, value));
     }
 }

@@ -3,30 +3,34 @@
 //! As in the daemon, the device is not taken back before the former one has answered all its
 //! requests.
 
-use super::seat::{LOOK, TRIES};
-use super::{Refusal, Return};
+use super::slot::{LOOK, TRIES};
+use super::{Refusal, ReturnOutcome};
 use bcached_engine::{Error, VolumeId};
 use bcached_env::DiskId;
 use bcached_host::Host;
-use bcached_host::backing_reconnect::NotTaken;
+use bcached_host::backing_reconnect::ReconnectError;
 
-/// See [`super::Running::take_back`].
-pub async fn take_back(host: &Host, id: VolumeId, disk: DiskId) -> Result<Return, Refusal> {
+/// See [`super::RunningSystem::take_back`].
+pub async fn take_back(host: &Host, id: VolumeId, disk: DiskId) -> Result<ReturnOutcome, Refusal> {
     while owes_answers(host, id) {
         host.inner().env.sleep(LOOK).await;
     }
     let mut taken = host.take_back(id, disk, |_| ()).await;
     for _ in 1..TRIES {
-        if matches!(taken, Err(NotTaken::Refused(Error::Io { .. }))) {
+        if matches!(taken, Err(ReconnectError::Refused(Error::Io { .. }))) {
             taken = host.take_back(id, disk, |_| ()).await;
         }
     }
     match taken {
-        Ok(_) => Ok(Return::Taken),
-        Err(NotTaken::Busy(_)) => Ok(Return::NotNow),
-        Err(NotTaken::Refused(error)) => match error {
-            Error::NotAsItWas(_) | Error::NotABacking => Ok(Return::Doubted(Refusal::from_error(error))),
-            Error::OnItsWay | Error::Stopping | Error::NoVolume | Error::Failed(_) => Ok(Return::NotNow),
+        Ok(_) => Ok(ReturnOutcome::Accepted),
+        Err(ReconnectError::Busy(_)) => Ok(ReturnOutcome::NotNow),
+        Err(ReconnectError::Refused(error)) => match error {
+            Error::DeviceMismatch(_) | Error::NotABacking => {
+                Ok(ReturnOutcome::Doubted(Refusal::from_error(error)))
+            }
+            Error::VolumeBusy | Error::Stopping | Error::NoVolume | Error::Failed(_) => {
+                Ok(ReturnOutcome::NotNow)
+            }
             error => Err(Refusal::from_error(error)),
         },
     }

@@ -3,13 +3,13 @@
 //! that of another set, in its place. Only slots are damaged whose content a backing device also
 //! records. The others stay as they are: nothing else tells whose number that was.
 
-use super::engine::Image;
+use super::engine::DeviceImage;
 use crate::disk::Device;
 use bcached_check::ReadAt;
 use bcached_env::rng::Rng;
 use bcached_format::jset::{Jset, JsetHeader};
 use bcached_format::{
-    DeviceFacts, Geometry, Inode, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid,
+    DeviceGeometry, Geometry, Inode, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid,
     UuidSlot, uuid,
 };
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 pub fn damage(devices: &mut [Device], seed: u64) -> bool {
     let known: BTreeSet<Uuid> = devices[1..].iter().filter_map(attached).collect();
     let cache = &mut devices[0];
-    let Some(Tables { sector, newest, former }) = tables(cache) else { return false };
+    let Some(UuidTables { sector, newest, former }) = tables(cache) else { return false };
     let backed: Vec<usize> = (0..newest.len())
         .filter(|index| newest[*index].is_used() && known.contains(&newest[*index].uuid))
         .collect();
@@ -35,7 +35,7 @@ pub fn damage(devices: &mut [Device], seed: u64) -> bool {
 }
 
 /// The volume tables of a cache.
-struct Tables {
+struct UuidTables {
     /// Where the newest one lies.
     sector: u64,
     newest: Vec<UuidSlot>,
@@ -44,13 +44,13 @@ struct Tables {
 }
 
 /// Returns the tables of a set, if bcached wrote the newest one.
-fn tables(cache: &Device) -> Option<Tables> {
+fn tables(cache: &Device) -> Option<UuidTables> {
     let Some(Superblock::Cache(superblock)) = superblock(cache) else { return None };
     let geometry = Geometry::of(&superblock);
     let headers = if superblock.is_synchronous() { headers(cache, &geometry) } else { Vec::new() };
     let (last, older) = headers.split_last().filter(|(last, _)| last.table.is_some())?;
     let older = older.iter().rev().filter(|older| older.uuids.pointers != last.uuids.pointers);
-    Some(Tables {
+    Some(UuidTables {
         sector: last.uuids.pointers.as_slice().first()?.sector(),
         newest: table(cache, last, &geometry)?,
         former: older.filter_map(|older| table(cache, older, &geometry)).next(),
@@ -76,7 +76,7 @@ fn attached(device: &Device) -> Option<Uuid> {
 pub(super) fn superblock(device: &Device) -> Option<Superblock> {
     let mut bytes = vec![0; SUPERBLOCK_BYTES];
     read(device, SUPERBLOCK_SECTOR, &mut bytes);
-    let facts = DeviceFacts { sectors: u64::MAX, logical_block_sectors: 1 };
+    let facts = DeviceGeometry { sectors: u64::MAX, logical_block_sectors: 1 };
     RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts)).ok()
 }
 
@@ -123,5 +123,5 @@ fn headers(cache: &Device, geometry: &Geometry) -> Vec<JsetHeader> {
 }
 
 fn read(device: &Device, sector: u64, into: &mut [u8]) {
-    Image(device).read_at(sector, into).expect("it lies on the device");
+    DeviceImage(device).read_at(sector, into).expect("it lies on the device");
 }

@@ -2,8 +2,8 @@
 //! stored as values, because the meaning of that number may change and a script must not.
 
 use super::Mode;
-use super::policy::Policy;
-use crate::disk::Zeroing;
+use super::policy::VolumePolicy;
+use crate::disk::ZeroSupport;
 use bcached_env::rng::Rng;
 
 /// How devices behave, and what their superblocks contain at first.
@@ -24,7 +24,7 @@ pub struct DeviceTuning {
     pub node_read_us: u64,
     /// Backing devices carry out discards, some of the time.
     pub backing_discard: bool,
-    /// How backing devices respond to zeroing requests, as an index into [`Zeroing::ALL`].
+    /// How backing devices respond to zeroing requests, as an index into [`ZeroSupport::ALL`].
     pub backing_zeroing: u64,
     /// The starting index of volume 0 in the cycle of [`DeviceTuning::first_mode`], 0 to 5.
     pub first_mode: u64,
@@ -60,7 +60,7 @@ pub struct SetTuning {
     /// In percent.
     pub cutoff_writeback: u64,
     /// The initial policy of its volumes.
-    pub policy: Policy,
+    pub policy: VolumePolicy,
 }
 
 /// All settings.
@@ -92,8 +92,8 @@ impl DeviceTuning {
 
     /// Returns how backing devices respond to zeroing requests.
     #[must_use]
-    pub const fn backing_zeroing(&self) -> Zeroing {
-        Zeroing::ALL[(self.backing_zeroing & 3) as usize]
+    pub const fn backing_zeroing(&self) -> ZeroSupport {
+        ZeroSupport::ALL[(self.backing_zeroing & 3) as usize]
     }
 
     /// Returns the initial mode of a volume: writethrough, writearound, then four times writeback,
@@ -138,9 +138,9 @@ impl SetTuning {
             summary_share: SUMMARY_SHARE,
             cutoff_cache_add: CUTOFF_CACHE_ADD,
             cutoff_writeback: CUTOFF_WRITEBACK,
-            policy: Policy::plain(false),
+            policy: VolumePolicy::plain(false),
         };
-        Self { policy: Policy::plain(drawn.has_parity()), ..drawn }
+        Self { policy: VolumePolicy::plain(drawn.has_parity()), ..drawn }
     }
 
     /// Returns whether the set lies on arrays with parity, where nothing else is specified: a
@@ -154,7 +154,7 @@ impl SetTuning {
     /// that is read is cached.
     #[must_use]
     pub fn hurried(self) -> Self {
-        let is_plain = self.policy == Policy::plain(self.has_parity());
+        let is_plain = self.policy == VolumePolicy::plain(self.has_parity());
         Self {
             writeback_running: true,
             writeback_delay_ms: 10,

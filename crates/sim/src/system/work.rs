@@ -1,25 +1,25 @@
 //! Long work on a volume of an engine, which the requester may cancel.
 
-use super::{Refusal, Soon, lodger};
-use bcached_engine::{CacheSet, Cancel, Error, VolumeId};
+use super::{BoxFuture, Refusal, lodger};
+use bcached_engine::{CacheSet, CancelToken, Error, VolumeId};
 
 /// Detaches a volume from the cache.
 #[must_use]
-pub fn detach(set: &CacheSet, id: VolumeId, cancel: Cancel) -> Soon<Result<(), Refusal>> {
+pub fn detach(set: &CacheSet, id: VolumeId, cancel: CancelToken) -> BoxFuture<Result<(), Refusal>> {
     let set = set.clone();
     Box::pin(async move { unless_there(set.detach(id, &cancel).await) })
 }
 
 /// Attaches a volume to the cache.
 #[must_use]
-pub fn attach(set: &CacheSet, id: VolumeId, cancel: Cancel) -> Soon<Result<(), Refusal>> {
+pub fn attach(set: &CacheSet, id: VolumeId, cancel: CancelToken) -> BoxFuture<Result<(), Refusal>> {
     let set = set.clone();
     Box::pin(async move { unless_there(set.attach(id, &cancel).await) })
 }
 
 /// Writes back the dirty data of a volume.
 #[must_use]
-pub fn clean(set: &CacheSet, id: VolumeId, cancel: Cancel) -> Soon<Result<(), Refusal>> {
+pub fn clean(set: &CacheSet, id: VolumeId, cancel: CancelToken) -> BoxFuture<Result<(), Refusal>> {
     let set = set.clone();
     Box::pin(async move { unless_there(set.write_back(id, &cancel).await) })
 }
@@ -29,9 +29,9 @@ pub fn clean(set: &CacheSet, id: VolumeId, cancel: Cancel) -> Soon<Result<(), Re
 pub fn shrink(
     set: &CacheSet,
     id: VolumeId,
-    cancel: Cancel,
+    cancel: CancelToken,
     (sectors, is_lodger): (u64, bool),
-) -> Soon<Result<bool, Refusal>> {
+) -> BoxFuture<Result<bool, Refusal>> {
     let set = set.clone();
     Box::pin(async move {
         let before = size(&set, id);
@@ -45,7 +45,12 @@ pub fn shrink(
 
 /// Grows a volume to this many sectors.
 #[must_use]
-pub fn grow(set: &CacheSet, id: VolumeId, cancel: Cancel, sectors: u64) -> Soon<Result<bool, Refusal>> {
+pub fn grow(
+    set: &CacheSet,
+    id: VolumeId,
+    cancel: CancelToken,
+    sectors: u64,
+) -> BoxFuture<Result<bool, Refusal>> {
     let set = set.clone();
     Box::pin(async move {
         let before = size(&set, id);
@@ -58,7 +63,7 @@ pub fn grow(set: &CacheSet, id: VolumeId, cancel: Cancel, sectors: u64) -> Soon<
 /// refusals.
 fn unless_there(done: Result<(), Error>) -> Result<(), Refusal> {
     match done {
-        Err(Error::NotAttached | Error::Attached | Error::OnItsWay | Error::Cancelled) => Ok(()),
+        Err(Error::NotAttached | Error::Attached | Error::VolumeBusy | Error::Cancelled) => Ok(()),
         other => other.map_err(Refusal::from_error),
     }
 }
@@ -77,7 +82,7 @@ fn if_it_stays(done: Result<(), Error>, is_as_before: impl FnOnce() -> bool) -> 
             assert!(is_as_before(), "a cancelled resize changed the size");
             Ok(false)
         }
-        Err(Error::OnItsWay | Error::NoRoom { .. }) => Ok(false),
+        Err(Error::VolumeBusy | Error::NoRoom { .. }) => Ok(false),
         Err(error) => Err(Refusal::from_error(error)),
     }
 }

@@ -3,17 +3,17 @@
 
 mod failing;
 
-use super::generate::Painter;
-use super::shape::Failing;
+use super::generate::StepGenerator;
+use super::shape::FaultTargets;
 use super::{Restart, Step};
-use crate::disk::{Fault, OpKind, Rule};
+use crate::disk::{DiskFault, FaultRule, OpKind};
 use crate::system::Mode;
 use std::ops::Range;
 
 /// Longest delay of operations here, as a power of two in nanoseconds: half a second.
 const LATE_BITS: u64 = 29;
 
-impl Painter<'_> {
+impl StepGenerator<'_> {
     /// Draws several steps that belong together, and returns the first.
     pub(super) fn coincidence(&mut self) -> Step {
         let is_troubled = self.shape.weights.trouble > 0;
@@ -99,9 +99,9 @@ impl Painter<'_> {
         }
         let device = if is_lodger || self.rng.one_in(4) { 0 } else { 1 + volume as usize };
         let on = if self.rng.one_in(4) { OpKind::Read } else { OpKind::Write };
-        let late = Fault::Late(1 << (24 + self.rng.below(LATE_BITS - 23)));
+        let late = DiskFault::Late(1 << (24 + self.rng.below(LATE_BITS - 23)));
         let count = 1 + u32::try_from(self.rng.below(3)).expect("few");
-        let rule = Rule::next(on, count, late);
+        let rule = FaultRule::next(on, count, late);
         self.next.push_back(Step::Trouble { device, rule });
         for sectors in [first.clone(), long.clone()] {
             let request = self.request(volume, sectors);
@@ -135,8 +135,8 @@ impl Painter<'_> {
         let sectors = self.widened(volume, &near);
         self.next.extend([Step::Mode { volume, mode: Mode::Writeback }, Step::Settle]);
         self.next.extend([Step::Write { volume, sectors: sectors.clone(), fua: false }, Step::Settle]);
-        let late = Fault::Late(1 << (25 + self.rng.below(LATE_BITS - 24)));
-        let rule = Rule::next(OpKind::Read, 1 << self.rng.below(3), late);
+        let late = DiskFault::Late(1 << (25 + self.rng.below(LATE_BITS - 24)));
+        let rule = FaultRule::next(OpKind::Read, 1 << self.rng.below(3), late);
         self.next.extend([Step::Trouble { device: 0, rule }, Step::Clean { volume }]);
         let pause = Step::Pause(1 << self.rng.below(5));
         let pieces = if self.rng.one_in(2) { sectors.clone() } else { self.beside(volume, &sectors) };
@@ -188,9 +188,9 @@ impl Painter<'_> {
         let (volume, near) = self.place();
         let is_lodger = volume as usize >= self.shape.volumes;
         let device = if is_lodger { 0 } else { 1 + volume as usize };
-        let late = Fault::Late(1 << (21 + self.rng.below(5)));
+        let late = DiskFault::Late(1 << (21 + self.rng.below(5)));
         let count = 4 << self.rng.below(3);
-        let rule = Rule::next(OpKind::Write, count, late);
+        let rule = FaultRule::next(OpKind::Write, count, late);
         self.next.push_back(Step::Trouble { device, rule });
         let long = self.widened(volume, &near);
         let request = self.change(volume, long.clone());
@@ -248,9 +248,9 @@ impl Painter<'_> {
     /// Returns whether this device is one that fails in this shape.
     const fn is_failing(&self, device: usize) -> bool {
         match self.shape.failing {
-            Failing::Anything | Failing::Sets => true,
-            Failing::Backing => device > 0,
-            Failing::CacheData => device == 0,
+            FaultTargets::Anything | FaultTargets::Sets => true,
+            FaultTargets::Backing => device > 0,
+            FaultTargets::CacheData => device == 0,
         }
     }
 

@@ -56,7 +56,7 @@ pub const DRAWING: u32 = DRAWINGS.len() as u32;
     "the seed is of drawing {given} and this simulator uses drawing {DRAWING}, which makes another workload from it: build \
      the commit that printed the seed, or run the script that the workload was saved in (sim run --script FILE)"
 )]
-pub struct OtherDrawing {
+pub struct DrawingMismatch {
     /// The drawing that the seed belongs to.
     pub given: u32,
 }
@@ -65,15 +65,15 @@ pub struct OtherDrawing {
 ///
 /// # Errors
 /// If it would give another workload.
-pub const fn check_drawing(given: u32) -> Result<(), OtherDrawing> {
-    if given == DRAWING { Ok(()) } else { Err(OtherDrawing { given }) }
+pub const fn check_drawing(given: u32) -> Result<(), DrawingMismatch> {
+    if given == DRAWING { Ok(()) } else { Err(DrawingMismatch { given }) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::digest::Digest;
-    use crate::hunt::Round;
+    use crate::hunt::HuntRound;
     use crate::run::{rig_for, whole};
     use crate::script::Script;
     use crate::system::System;
@@ -84,7 +84,7 @@ mod tests {
     /// Draws some seeds of all shapes, and some rounds of each kind of one hunt.
     fn drawn() -> Vec<Workload> {
         let shapes = Shape::all().iter().flat_map(|shape| (0..4).map(|seed| shape.draw(seed)));
-        shapes.chain((0..300).map(|index| Round::of(1, index).workload)).collect()
+        shapes.chain((0..300).map(|index| HuntRound::of(1, index).workload)).collect()
     }
 
     /// Adds all that a script contains, and the steps after a crash.

@@ -1,12 +1,12 @@
 //! Draws a workload of a shape from a seed, step by step.
 
-use super::shape::{Buckets, Shape, Weights};
-use super::{Origin, Restart, Step, Workload};
+use super::shape::{CacheSize, Shape, StepWeights};
+use super::{Restart, Step, StepSource, Workload};
 use crate::digest::mix;
-use crate::disk::{Fault, OpKind, Rule};
-use crate::growth::{self, Brink};
+use crate::disk::{DiskFault, FaultRule, OpKind};
+use crate::growth::{self, GrowthStage};
 use crate::system::tuning::DeviceTuning;
-use crate::system::{Geometry, Knob, Mode, Tuning};
+use crate::system::{Geometry, Mode, PolicyOption, Tuning};
 use bcached_env::rng::Rng;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,16 +17,16 @@ impl Shape {
     pub fn draw(&self, seed: u64) -> Workload {
         let mut rng = Rng::new(mix(&[seed, self.steps as u64]));
         let grown = match self.buckets {
-            Buckets::Grown if rng.one_in(2) => Some(Brink::ThirdLevel),
-            Buckets::Grown => Some(Brink::InteriorSplit),
-            Buckets::Copse => Some(Brink::Copse),
+            CacheSize::Grown if rng.one_in(2) => Some(GrowthStage::ThirdLevel),
+            CacheSize::Grown => Some(GrowthStage::InteriorSplit),
+            CacheSize::Copse => Some(GrowthStage::Copse),
             _ => None,
         };
         let geometry = match grown {
-            Some(brink) => growth::geometry(brink, (self.tune)(Self::tuning(&mut rng))),
+            Some(growth) => growth::geometry(growth, (self.tune)(Self::tuning(&mut rng))),
             None => self.geometry(&mut rng),
         };
-        let mut painter = Painter::new(self, rng, &geometry);
+        let mut painter = StepGenerator::new(self, rng, &geometry);
         painter.next.extend(geometry.lodgers().map(|(volume, _)| Step::Create { volume }));
         let steps = (0..self.steps).map(|_| painter.step()).collect();
         Workload {
@@ -37,7 +37,7 @@ impl Shape {
             depth: self.depth,
             steps,
             troubled: self.weights.trouble > 0,
-            origin: Origin::Drawn { steps: self.steps },
+            origin: StepSource::Drawn { steps: self.steps },
             kept: None,
         }
     }
@@ -46,23 +46,23 @@ impl Shape {
     /// the workload's shape.
     #[must_use]
     pub fn aftermath(workload: &Workload, seed: u64, steps: usize) -> Vec<Step> {
-        if let Origin::Script { after, .. } = &workload.origin {
+        if let StepSource::Script { after, .. } = &workload.origin {
             return after.clone();
         }
         let shape = Self::named(&workload.name)
             .expect("a workload is drawn from a shape, or a script says what follows");
-        // No knobs are turned, because they might stay at values that stop write-back.
-        let weights = Weights { restart: 0, pause: 1, trouble: 0, turn: 0, ..shape.weights };
+        // No options are turned, because they might stay at values that stop write-back.
+        let weights = StepWeights { restart: 0, pause: 1, trouble: 0, turn: 0, ..shape.weights };
         let calm = Self { weights, ..shape };
-        let mut painter = Painter::new(&calm, Rng::new(seed), &workload.geometry);
+        let mut painter = StepGenerator::new(&calm, Rng::new(seed), &workload.geometry);
         (0..steps).map(|_| painter.step()).collect()
     }
 
     fn geometry(&self, rng: &mut Rng) -> Geometry {
         let block_sectors = if rng.one_in(2) { 1 } else { 8 };
         let bucket_sectors = match self.buckets {
-            Buckets::Usual => 128,
-            Buckets::Small if rng.one_in(2) => 32,
+            CacheSize::Usual => 128,
+            CacheSize::Small if rng.one_in(2) => 32,
             _ => 16,
         };
         let torn_sectors = if block_sectors == 1 && rng.one_in(2) { 1 } else { 8 };
@@ -77,9 +77,9 @@ impl Shape {
             bucket_sectors,
             buckets: match self.buckets {
                 // A set with a journal needs at least this many.
-                Buckets::Scarce => (512 + rng.below(400)).max(516),
-                Buckets::Fewest => 516 + rng.below(64),
-                Buckets::Many => 2800 + rng.below(400),
+                CacheSize::Scarce => (512 + rng.below(400)).max(516),
+                CacheSize::Fewest => 516 + rng.below(64),
+                CacheSize::Many => 2800 + rng.below(400),
                 _ => 600 + rng.below(400),
             },
             volumes,
@@ -98,7 +98,7 @@ impl Shape {
 }
 
 /// Draws steps one by one, and remembers where it wrote, to return there.
-pub(super) struct Painter<'a> {
+pub(super) struct StepGenerator<'a> {
     pub(super) shape: &'a Shape,
     pub(super) rng: Rng,
     /// Requests are multiples of this many sectors.
@@ -122,7 +122,7 @@ const BLOCK: u64 = 8;
 /// Number of places remembered.
 const RECENT_MAX: usize = 32;
 
-impl<'a> Painter<'a> {
+impl<'a> StepGenerator<'a> {
     fn new(shape: &'a Shape, rng: Rng, geometry: &Geometry) -> Self {
         let unit = u64::from(geometry.block_sectors);
         let cache_sectors = geometry.cache_sectors();
@@ -245,14 +245,15 @@ impl<'a> Painter<'a> {
         let pause = Step::Pause(1 << self.rng.below(6));
         self.next.extend([work, pause, Step::Cancel { volume }]);
         let is_cache = volume as usize >= self.shape.volumes || self.rng.one_in(2);
-        let fault = Fault::Late(1 << (23 + self.rng.below(6)));
-        let rule = Rule::next(OpKind::Write, 1, fault);
+        let fault = DiskFault::Late(1 << (23 + self.rng.below(6)));
+        let rule = FaultRule::next(OpKind::Write, 1, fault);
         Step::Trouble { device: if is_cache { 0 } else { 1 + volume as usize }, rule }
     }
 
     fn turn(&mut self) -> Step {
-        let knob = Knob::ALL[usize::try_from(self.rng.below(Knob::ALL.len() as u64)).expect("few knobs")];
-        Step::Turn { volume: self.any(), knob, value: knob.draw(&mut self.rng) }
+        let option = PolicyOption::ALL
+            [usize::try_from(self.rng.below(PolicyOption::ALL.len() as u64)).expect("few options")];
+        Step::Turn { volume: self.any(), option, value: option.draw(&mut self.rng) }
     }
 
     /// Leaves whole blocks of any set.
@@ -284,9 +285,9 @@ impl<'a> Painter<'a> {
         }
         let on = self.operation();
         let skip = u32::try_from(self.rng.below(12)).expect("few");
-        let fault = Fault::Late(1 << (20 + self.rng.below(9)));
+        let fault = DiskFault::Late(1 << (20 + self.rng.below(9)));
         let count = 1 << self.rng.below(4);
-        Step::Trouble { device, rule: Rule { skip, ..Rule::next(on, count, fault) } }
+        Step::Trouble { device, rule: FaultRule { skip, ..FaultRule::next(on, count, fault) } }
     }
 
     /// A read of uncached data from a backing device is so slow that the data is written twice
@@ -297,8 +298,8 @@ impl<'a> Painter<'a> {
         let pause = |rng: &mut Rng| Step::Pause(1 << rng.below(5));
         let read = || Step::Read { volume, sectors: sectors.clone() };
         let write = || Step::Write { volume, sectors: sectors.clone(), fua: false };
-        let fault = Fault::Late(1 << (23 + self.rng.below(5)));
-        let rule = Rule::next(OpKind::Read, 1, fault);
+        let fault = DiskFault::Late(1 << (23 + self.rng.below(5)));
+        let rule = FaultRule::next(OpKind::Read, 1, fault);
         self.next.extend([Step::Trouble { device: 1 + volume as usize, rule }, read()]);
         self.next.extend([pause(&mut self.rng), write(), Step::Detach { volume }, write()]);
         for _ in 0..4 {

@@ -7,7 +7,7 @@ use crate::system::tuning::{CUTOFF_CACHE_ADD, CUTOFF_WRITEBACK};
 
 /// How likely each kind of step is, in parts of the sum.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Weights {
+pub(super) struct StepWeights {
     pub(super) write: u64,
     pub(super) read: u64,
     pub(super) flush: u64,
@@ -34,7 +34,7 @@ pub(super) struct Weights {
     pub(super) coincidence: u64,
 }
 
-impl Weights {
+impl StepWeights {
     /// Returns the weights in the order in which the drawing of a step numbers the kinds.
     pub(super) const fn in_order(self) -> [u64; 23] {
         let Self { write, read, flush, discard, zero, mode, .. } = self;
@@ -73,7 +73,7 @@ impl Weights {
 pub struct Shape {
     /// Its name on the command line.
     pub name: &'static str,
-    pub(super) weights: Weights,
+    pub(super) weights: StepWeights,
     pub(super) steps: usize,
     pub(super) depth: usize,
     pub(super) volumes: usize,
@@ -86,16 +86,16 @@ pub struct Shape {
     /// One write in this many carries FUA.
     pub(super) fua_one_in: u64,
     /// Number and size of the buckets.
-    pub(super) buckets: Buckets,
+    pub(super) buckets: CacheSize,
     /// Which devices fail, if any do.
-    pub(super) failing: Failing,
+    pub(super) failing: FaultTargets,
     /// Adapts the drawn tuning to the needs of the shape.
     pub(super) tune: fn(Tuning) -> Tuning,
 }
 
 /// The devices that fail in a shape with trouble.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Failing {
+pub(super) enum FaultTargets {
     /// Any device; half of the time the cache.
     Anything,
     /// Backing devices.
@@ -168,7 +168,7 @@ const fn walked_more_slowly(tuning: Tuning) -> Tuning {
 
 /// The cache device of a shape.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Buckets {
+pub(super) enum CacheSize {
     /// 600 to 1,000 buckets of 64 KiB.
     Usual,
     /// As many, of 8 or 16 KiB, so that trees get deep.
@@ -185,7 +185,7 @@ pub(super) enum Buckets {
     Copse,
 }
 
-const MIXED: Weights = Weights {
+const MIXED: StepWeights = StepWeights {
     write: 46,
     read: 30,
     flush: 6,
@@ -214,8 +214,8 @@ const MIXED: Weights = Weights {
 };
 
 /// Volumes stay attached, and no client requests write-back of dirty data.
-const STAYING: Weights =
-    Weights { detach: 0, attach: 0, clean: 0, shrink: 0, grow: 0, forget: 0, coincidence: 0, ..MIXED };
+const STAYING: StepWeights =
+    StepWeights { detach: 0, attach: 0, clean: 0, shrink: 0, grow: 0, forget: 0, coincidence: 0, ..MIXED };
 
 /// Defaults for most shapes.
 const PLAIN: Shape = Shape {
@@ -228,13 +228,14 @@ const PLAIN: Shape = Shape {
     span: 4096,
     longest: 128,
     fua_one_in: 8,
-    buckets: Buckets::Usual,
-    failing: Failing::Anything,
+    buckets: CacheSize::Usual,
+    failing: FaultTargets::Anything,
     tune: as_drawn,
 };
 
 /// A volume that fits into its cache, in small pieces.
-const PACKED: Weights = Weights { write: 80, read: 14, restart: 0, discard: 2, mode: 0, turn: 0, ..STAYING };
+const PACKED: StepWeights =
+    StepWeights { write: 80, read: 14, restart: 0, discard: 2, mode: 0, turn: 0, ..STAYING };
 
 const SHAPES: [Shape; 24] = [
     // A bit of everything, three volumes, restarts in between.
@@ -242,19 +243,19 @@ const SHAPES: [Shape; 24] = [
     // Few steps, no restarts of its own: for crash points, each of which restarts.
     Shape {
         name: "points",
-        weights: Weights { restart: 0, mode: 0, detach: 2, ..MIXED },
+        weights: StepWeights { restart: 0, mode: 0, detach: 2, ..MIXED },
         steps: 60,
         depth: 6,
         span: 1024,
         longest: 64,
         fua_one_in: 6,
-        buckets: Buckets::Small,
+        buckets: CacheSize::Small,
         ..PLAIN
     },
     // A few contended blocks.
     Shape {
         name: "hot",
-        weights: Weights { flush: 10, discard: 6, zero: 6, mode: 4, ..MIXED },
+        weights: StepWeights { flush: 10, discard: 6, zero: 6, mode: 4, ..MIXED },
         steps: 400,
         depth: 16,
         span: 96,
@@ -265,52 +266,60 @@ const SHAPES: [Shape; 24] = [
     // More data than the cache holds, repeatedly: buckets are reused, nodes split.
     Shape {
         name: "turnover",
-        weights: Weights { write: 70, read: 20, restart: 0, discard: 1, zero: 1, coincidence: 1, ..STAYING },
+        weights: StepWeights {
+            write: 70,
+            read: 20,
+            restart: 0,
+            discard: 1,
+            zero: 1,
+            coincidence: 1,
+            ..STAYING
+        },
         steps: 2700,
         depth: 16,
         span: 32 * 1024,
         longest: 512,
         fua_one_in: 32,
-        buckets: Buckets::Small,
+        buckets: CacheSize::Small,
         ..PLAIN
     },
     // Small scattered writes: many keys, deep trees, a busy journal.
     Shape {
         name: "scatter",
-        weights: Weights { write: 80, read: 12, pause: 2, settle: 1, mode: 0, restart: 1, ..STAYING },
+        weights: StepWeights { write: 80, read: 12, pause: 2, settle: 1, mode: 0, restart: 1, ..STAYING },
         steps: 1500,
         depth: 16,
         volumes: 2,
         span: 16 * 1024,
         longest: 9,
         fua_one_in: 16,
-        buckets: Buckets::Small,
+        buckets: CacheSize::Small,
         ..PLAIN
     },
     // Process ends of all kinds, in quick succession.
     Shape {
         name: "restarts",
-        weights: Weights { restart: 8, mode: 3, ..MIXED },
+        weights: StepWeights { restart: 8, mode: 3, ..MIXED },
         steps: 200,
         volumes: 2,
         span: 2048,
-        buckets: Buckets::Small,
+        buckets: CacheSize::Small,
         ..PLAIN
     },
     // Likewise on a set whose priorities are a chain of buckets, each of which may be torn or
     // missing.
     Shape {
         name: "chains",
-        weights: Weights { restart: 12, mode: 0, ..MIXED },
+        weights: StepWeights { restart: 12, mode: 0, ..MIXED },
         steps: 120,
         span: 2048,
-        buckets: Buckets::Many,
+        buckets: CacheSize::Many,
         ..PLAIN
     },
     // Devices that fail, drop what they should flush, and are late; and process ends.
     Shape {
         name: "trouble",
-        weights: Weights {
+        weights: StepWeights {
             flush: 10,
             mode: 2,
             pause: 8,
@@ -322,33 +331,33 @@ const SHAPES: [Shape; 24] = [
         },
         volumes: 2,
         span: 2048,
-        buckets: Buckets::Small,
+        buckets: CacheSize::Small,
         ..PLAIN
     },
     // More dirty data than fits, in small pieces: live data is moved together, and everything waits
     // for buckets. A detach would write it all back and free the space.
     Shape {
         name: "scarce",
-        weights: Weights { write: 70, read: 14, restart: 0, discard: 3, coincidence: 1, ..STAYING },
+        weights: StepWeights { write: 70, read: 14, restart: 0, discard: 3, coincidence: 1, ..STAYING },
         steps: 1200,
         depth: 12,
         span: 10 * 1024,
         longest: 160,
         fua_one_in: 16,
-        buckets: Buckets::Scarce,
+        buckets: CacheSize::Scarce,
         tune: taken_up,
         ..PLAIN
     },
     // A tree of two or three levels, with a node that is about to split.
     Shape {
         name: "forest",
-        weights: Weights { write: 52, read: 36, mode: 0, pause: 2, settle: 1, restart: 0, ..STAYING },
+        weights: StepWeights { write: 52, read: 36, mode: 0, pause: 2, settle: 1, restart: 0, ..STAYING },
         steps: 400,
         depth: 12,
         span: growth::SPAN,
         longest: 16,
         fua_one_in: 16,
-        buckets: Buckets::Grown,
+        buckets: CacheSize::Grown,
         tune: half_of_them_prompt,
         ..PLAIN
     },
@@ -356,7 +365,7 @@ const SHAPES: [Shape; 24] = [
     // many end before the walk does.
     Shape {
         name: "walks",
-        weights: Weights {
+        weights: StepWeights {
             write: 46,
             read: 34,
             flush: 8,
@@ -371,7 +380,7 @@ const SHAPES: [Shape; 24] = [
         span: growth::SPAN,
         longest: 16,
         fua_one_in: 8,
-        buckets: Buckets::Grown,
+        buckets: CacheSize::Grown,
         tune: walked_slowly,
         ..PLAIN
     },
@@ -379,20 +388,20 @@ const SHAPES: [Shape; 24] = [
     // walk has ended, and late operations. Most starts end before their walk does.
     Shape {
         name: "early",
-        weights: Weights { flush: 8, restart: 8, settle: 1, delay: 6, ..MIXED },
+        weights: StepWeights { flush: 8, restart: 8, settle: 1, delay: 6, ..MIXED },
         steps: 160,
         depth: 12,
         volumes: 2,
         span: growth::COPSE_SPAN,
         longest: 16,
-        buckets: Buckets::Copse,
+        buckets: CacheSize::Copse,
         tune: walked_more_slowly,
         ..PLAIN
     },
     // Volumes that shrink, grow, and lose their disks.
     Shape {
         name: "sizes",
-        weights: Weights {
+        weights: StepWeights {
             shrink: 5,
             grow: 8,
             forget: 3,
@@ -406,19 +415,19 @@ const SHAPES: [Shape; 24] = [
         volumes: 2,
         span: 1024,
         longest: 32,
-        buckets: Buckets::Small,
+        buckets: CacheSize::Small,
         ..PLAIN
     },
     // Volumes that live in the cache alone are created, filled, resized and deleted, beside one
     // that has a device.
     Shape { name: "lodgers", ..LODGERS },
     // Likewise where devices fail.
-    Shape { name: "lodgers-trouble", weights: Weights { trouble: 4, ..LODGERS.weights }, ..LODGERS },
+    Shape { name: "lodgers-trouble", weights: StepWeights { trouble: 4, ..LODGERS.weights }, ..LODGERS },
     // Likewise with nearly as much space as can be promised to them, while another volume fills the
     // remaining room with dirty data.
     Shape {
         name: "promised",
-        weights: Weights { write: 70, create: 3, fill: 1, grow: 1, coincidence: 1, ..STAYING },
+        weights: StepWeights { write: 70, create: 3, fill: 1, grow: 1, coincidence: 1, ..STAYING },
         steps: 700,
         depth: 12,
         // The second has room beside part of the first. The third has none, unless the engine
@@ -427,7 +436,7 @@ const SHAPES: [Shape; 24] = [
         span: 4096,
         longest: 64,
         fua_one_in: 16,
-        buckets: Buckets::Fewest,
+        buckets: CacheSize::Fewest,
         tune: taken_up,
         ..PLAIN
     },
@@ -437,19 +446,19 @@ const SHAPES: [Shape; 24] = [
     // Likewise on a cache that drops what it should flush and is worn in places.
     Shape {
         name: "moves-trouble",
-        weights: Weights { trouble: 3, flush: 10, restart: 2, readd: 3, coincidence: 2, ..PACKED },
-        failing: Failing::CacheData,
+        weights: StepWeights { trouble: 3, flush: 10, restart: 2, readd: 3, coincidence: 2, ..PACKED },
+        failing: FaultTargets::CacheData,
         ..MOVES
     },
     // Writethrough and writearound on backing devices that fail.
     Shape {
         name: "through",
-        weights: Weights { read: 46, flush: 8, mode: 0, restart: 2, trouble: 5, ..MIXED },
+        weights: StepWeights { read: 46, flush: 8, mode: 0, restart: 2, trouble: 5, ..MIXED },
         volumes: 2,
         span: 1024,
         longest: 64,
-        buckets: Buckets::Small,
-        failing: Failing::Backing,
+        buckets: CacheSize::Small,
+        failing: FaultTargets::Backing,
         tune: written_through,
         ..PLAIN
     },
@@ -458,7 +467,7 @@ const SHAPES: [Shape; 24] = [
     // Likewise where devices fail.
     Shape {
         name: "coincidences-trouble",
-        weights: Weights { trouble: 2, ..COINCIDENCES.weights },
+        weights: StepWeights { trouble: 2, ..COINCIDENCES.weights },
         ..COINCIDENCES
     },
     // Volumes that leave the cache with dirty data while slow reads of their backing devices are in
@@ -467,15 +476,15 @@ const SHAPES: [Shape; 24] = [
     // Likewise where backing devices fail, and their superblock writes with them.
     Shape {
         name: "leaving-trouble",
-        weights: Weights { trouble: 6, restart: 2, ..LEAVING.weights },
-        failing: Failing::Backing,
+        weights: StepWeights { trouble: 6, restart: 2, ..LEAVING.weights },
+        failing: FaultTargets::Backing,
         ..LEAVING
     },
     // Sets that fail again and again and are reopened, while backing devices drop data and are
     // pulled.
     Shape {
         name: "reopens",
-        weights: Weights {
+        weights: StepWeights {
             flush: 12,
             mode: 3,
             pause: 12,
@@ -489,42 +498,51 @@ const SHAPES: [Shape; 24] = [
         volumes: 2,
         span: 512,
         longest: 48,
-        buckets: Buckets::Small,
-        failing: Failing::Sets,
+        buckets: CacheSize::Small,
+        failing: FaultTargets::Sets,
         ..PLAIN
     },
 ];
 
 /// The base of the `leaving` shapes.
 const LEAVING: Shape = Shape {
-    weights: Weights { detach: 8, attach: 12, delay: 12, mode: 0, clean: 2, readd: 6, ..MIXED },
+    weights: StepWeights { detach: 8, attach: 12, delay: 12, mode: 0, clean: 2, readd: 6, ..MIXED },
     span: 256,
     longest: 24,
-    buckets: Buckets::Small,
+    buckets: CacheSize::Small,
     tune: behind_a_fast_cache,
     ..PLAIN
 };
 
 /// The base of the `coincidences` shapes.
 const COINCIDENCES: Shape = Shape {
-    weights: Weights { write: 40, read: 12, create: 4, coincidence: 12, ..MIXED },
+    weights: StepWeights { write: 40, read: 12, create: 4, coincidence: 12, ..MIXED },
     steps: 250,
     volumes: 2,
     lodgers: &[256],
     span: 1024,
     longest: 48,
-    buckets: Buckets::Small,
+    buckets: CacheSize::Small,
     ..PLAIN
 };
 
 /// The base of the `lodgers` shapes.
 const LODGERS: Shape = Shape {
-    weights: Weights { create: 10, delete: 2, fill: 1, restart: 3, readd: 6, shrink: 6, grow: 6, ..MIXED },
+    weights: StepWeights {
+        create: 10,
+        delete: 2,
+        fill: 1,
+        restart: 3,
+        readd: 6,
+        shrink: 6,
+        grow: 6,
+        ..MIXED
+    },
     steps: 150,
     lodgers: &[256, 64],
     span: 512,
     longest: 32,
-    buckets: Buckets::Small,
+    buckets: CacheSize::Small,
     ..PLAIN
 };
 
@@ -535,7 +553,7 @@ const MOVES: Shape = Shape {
     span: 7 * 1024,
     longest: 64,
     fua_one_in: 16,
-    buckets: Buckets::Fewest,
+    buckets: CacheSize::Fewest,
     tune: kept_dirty,
     ..PLAIN
 };

@@ -1,12 +1,12 @@
 //! Draws device faults.
 
 use super::Step;
-use super::generate::{Painter, READ_SECTORS};
-use super::shape::Failing;
-use crate::disk::{Fault, Landed, OpKind, Rule, Survivors};
+use super::generate::{READ_SECTORS, StepGenerator};
+use super::shape::FaultTargets;
+use crate::disk::{DiskFault, FaultRule, OpKind, Survivors, WrittenPart};
 use bcached_format::SUPERBLOCK_SECTOR;
 
-impl Painter<'_> {
+impl StepGenerator<'_> {
     /// Draws a fault. For the cache it mostly affects the data area: the first failed write of
     /// metadata ends all writing there.
     pub(super) fn trouble(&mut self) -> Step {
@@ -14,19 +14,19 @@ impl Painter<'_> {
             return self.reopened();
         }
         let cache_fails = match self.shape.failing {
-            Failing::Sets => return self.failing_set(),
-            Failing::Anything => self.rng.one_in(2),
-            Failing::Backing => false,
-            Failing::CacheData => true,
+            FaultTargets::Sets => return self.failing_set(),
+            FaultTargets::Anything => self.rng.one_in(2),
+            FaultTargets::Backing => false,
+            FaultTargets::CacheData => true,
         };
         let device = if cache_fails { 0 } else { 1 + self.volume() as usize };
         if device == 0 && !self.rng.one_in(4) {
             return self.worn_region();
         }
-        if matches!(self.shape.failing, Failing::CacheData) {
+        if matches!(self.shape.failing, FaultTargets::CacheData) {
             return self.dropped_and_read(device);
         }
-        if matches!(self.shape.failing, Failing::Backing) && self.rng.one_in(2) {
+        if matches!(self.shape.failing, FaultTargets::Backing) && self.rng.one_in(2) {
             return self.dropped_and_read(device);
         }
         if self.rng.one_in(8) {
@@ -45,14 +45,14 @@ impl Painter<'_> {
             return self.pulling(device);
         }
         let on = self.operation();
-        let landed = [Landed::Nothing, Landed::Part, Landed::Everything];
+        let landed = [WrittenPart::Nothing, WrittenPart::Part, WrittenPart::Everything];
         let fault = match self.rng.below(8) {
-            0 => Fault::Late(1 << (20 + self.rng.below(12))),
-            pick => Fault::Fail(landed[usize::try_from(pick % 3).expect("three")]),
+            0 => DiskFault::Late(1 << (20 + self.rng.below(12))),
+            pick => DiskFault::Fail(landed[usize::try_from(pick % 3).expect("three")]),
         };
         let skip = u32::try_from(self.rng.below(12)).expect("few");
         let count = 1 << self.rng.below(4);
-        Step::Trouble { device, rule: Rule { skip, ..Rule::next(on, count, fault) } }
+        Step::Trouble { device, rule: FaultRule { skip, ..FaultRule::next(on, count, fault) } }
     }
 
     /// A volume that lives in the cache alone is created, later than others. Then the journal
@@ -69,9 +69,9 @@ impl Painter<'_> {
 
     /// The next write of the journal fails.
     const fn failing_journal(&self) -> Step {
-        let fault = Fault::Fail(Landed::Nothing);
+        let fault = DiskFault::Fail(WrittenPart::Nothing);
         let sectors = 0..self.cache_sectors / 64;
-        Step::Trouble { device: 0, rule: Rule { on: OpKind::Write, sectors, skip: 0, count: 1, fault } }
+        Step::Trouble { device: 0, rule: FaultRule { on: OpKind::Write, sectors, skip: 0, count: 1, fault } }
     }
 
     /// A set fails; or a backing device drops data, is pulled, or is late.
@@ -93,12 +93,12 @@ impl Painter<'_> {
 
     /// The next or almost next writes of the journal fail, with requests beside them.
     fn failing_metadata(&mut self) -> Step {
-        let landed = [Landed::Nothing, Landed::Part, Landed::Everything];
-        let fault = Fault::Fail(landed[usize::try_from(self.rng.below(3)).expect("three")]);
+        let landed = [WrittenPart::Nothing, WrittenPart::Part, WrittenPart::Everything];
+        let fault = DiskFault::Fail(landed[usize::try_from(self.rng.below(3)).expect("three")]);
         let skip = u32::try_from(self.rng.below(3)).expect("few");
         let count = 1 << self.rng.below(3);
         let sectors = if self.rng.one_in(4) { 0..u64::MAX } else { 0..self.cache_sectors / 64 };
-        let rule = Rule { on: OpKind::Write, sectors, skip, count, fault };
+        let rule = FaultRule { on: OpKind::Write, sectors, skip, count, fault };
         for _ in 0..self.rng.below(4) {
             let (volume, sectors) = self.place();
             self.remember(volume, &sectors);
@@ -114,8 +114,10 @@ impl Painter<'_> {
         let (_, sectors) = self.place();
         let sectors = sectors.start.min(self.span(volume) - 8)..sectors.end.min(self.span(volume));
         let sectors = if sectors.is_empty() { 0..8 } else { sectors };
-        let drops =
-            Step::Trouble { device, rule: Rule::next(OpKind::Flush, 1, Fault::Fail(Landed::Nothing)) };
+        let drops = Step::Trouble {
+            device,
+            rule: FaultRule::next(OpKind::Flush, 1, DiskFault::Fail(WrittenPart::Nothing)),
+        };
         let fails = self.failing_journal();
         self.next.extend([Step::Settle, drops, fails]);
         if self.rng.one_in(2) {
@@ -158,9 +160,9 @@ impl Painter<'_> {
     }
 
     /// One of the next flushes drops what it covers.
-    pub(super) fn failing_flush(&mut self) -> Rule {
+    pub(super) fn failing_flush(&mut self) -> FaultRule {
         let skip = u32::try_from(self.rng.below(3)).expect("few");
-        Rule { skip, ..Rule::next(OpKind::Flush, 1, Fault::Fail(Landed::Nothing)) }
+        FaultRule { skip, ..FaultRule::next(OpKind::Flush, 1, DiskFault::Fail(WrittenPart::Nothing)) }
     }
 
     /// A device is unreachable for some time, and then comes back with all its content. (Meanwhile
@@ -168,7 +170,7 @@ impl Painter<'_> {
     fn vanishing(&mut self, device: usize) -> Step {
         let count = 4 << self.rng.below(5);
         let unreachable = |on| {
-            let rule = Rule::next(on, count, Fault::Unreachable);
+            let rule = FaultRule::next(on, count, DiskFault::Unreachable);
             Step::Trouble { device, rule }
         };
         self.next.extend([unreachable(OpKind::Write), unreachable(OpKind::Flush)]);
@@ -204,8 +206,8 @@ impl Painter<'_> {
     /// A device is overloaded: its next operations take from a quarter of a second to two seconds.
     pub(super) fn stalling(&mut self, device: usize) -> Step {
         let count = 4 << self.rng.below(3);
-        let fault = Fault::Late(1 << (28 + self.rng.below(4)));
-        let late = |on| Step::Trouble { device, rule: Rule::next(on, count, fault) };
+        let fault = DiskFault::Late(1 << (28 + self.rng.below(4)));
+        let late = |on| Step::Trouble { device, rule: FaultRule::next(on, count, fault) };
         self.next.extend([late(OpKind::Write), late(OpKind::Flush)]);
         late(OpKind::Read)
     }
@@ -215,22 +217,22 @@ impl Painter<'_> {
     fn decaying(&mut self, device: usize) -> Step {
         let skip = u32::try_from(self.rng.below(8)).expect("few");
         let (on, count) = (OpKind::Read, 1 << self.rng.below(3));
-        Step::Trouble { device, rule: Rule { skip, ..Rule::next(on, count, Fault::Decayed) } }
+        Step::Trouble { device, rule: FaultRule { skip, ..FaultRule::next(on, count, DiskFault::Decayed) } }
     }
 
     /// The next write of a backing device's superblock fails.
-    fn failing_superblock(&mut self) -> Rule {
-        let landed = [Landed::Nothing, Landed::Part, Landed::Everything];
-        let fault = Fault::Fail(landed[usize::try_from(self.rng.below(3)).expect("three")]);
+    fn failing_superblock(&mut self) -> FaultRule {
+        let landed = [WrittenPart::Nothing, WrittenPart::Part, WrittenPart::Everything];
+        let fault = DiskFault::Fail(landed[usize::try_from(self.rng.below(3)).expect("three")]);
         let sectors = SUPERBLOCK_SECTOR..SUPERBLOCK_SECTOR + 8;
-        Rule { on: OpKind::Write, sectors, skip: 0, count: 1, fault }
+        FaultRule { on: OpKind::Write, sectors, skip: 0, count: 1, fault }
     }
 
     /// A backing device drops what a flush covers while writes that it has accepted are unanswered.
     fn dropping(&mut self, device: usize) -> Step {
         let flush = self.failing_flush();
-        let late = Fault::Late(1 << (23 + self.rng.below(6)));
-        let writes = Rule { on: OpKind::Write, skip: 0, count: 16, fault: late, ..flush.clone() };
+        let late = DiskFault::Late(1 << (23 + self.rng.below(6)));
+        let writes = FaultRule { on: OpKind::Write, skip: 0, count: 16, fault: late, ..flush.clone() };
         self.next.push_back(Step::Trouble { device, rule: flush });
         Step::Trouble { device, rule: writes }
     }
@@ -255,11 +257,11 @@ impl Painter<'_> {
         let sectors = start..start + 1 + (self.rng.below(eighth) >> self.rng.below(4));
         let on = if self.rng.one_in(6) { OpKind::Read } else { OpKind::Write };
         let fault = match (on, self.rng.one_in(2)) {
-            (OpKind::Read, true) => Fault::Decayed,
-            (_, true) => Fault::Fail(Landed::Nothing),
-            (_, false) => Fault::Fail(Landed::Part),
+            (OpKind::Read, true) => DiskFault::Decayed,
+            (_, true) => DiskFault::Fail(WrittenPart::Nothing),
+            (_, false) => DiskFault::Fail(WrittenPart::Part),
         };
         let count = 4 << self.rng.below(5);
-        Step::Trouble { device: 0, rule: Rule { on, sectors, skip: 0, count, fault } }
+        Step::Trouble { device: 0, rule: FaultRule { on, sectors, skip: 0, count, fault } }
     }
 }

@@ -11,8 +11,8 @@
 //! when the former process has released it, or is dead **and its last operation has ended**. So of
 //! two processes that both believe they own a device, one cannot open it.
 
-use super::{Access, DeviceErrorKind, Identity};
-use crate::ioctl::{self, Lock, Part};
+use super::{Access, DeviceErrorKind, DeviceIdentity};
+use crate::ioctl::{self, LockMode, LockRange};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::fs::File;
@@ -24,35 +24,35 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// The claim on a device. When the last copy in any process is dropped, others can claim the
 /// device.
 #[derive(Debug)]
-pub struct Claim {
+pub struct DeviceClaim {
     file: File,
     /// The claims on what is beneath a loop device.
     beneath: Vec<File>,
 }
 
 #[derive(Default)]
-struct Claims {
+struct ClaimTable {
     /// Claims on devices that are open, or were.
-    live: Vec<Weak<Claim>>,
+    live: Vec<Weak<DeviceClaim>>,
     /// Claims from the previous process, for the code that opens the devices here.
-    inherited: Vec<Inherited>,
+    inherited: Vec<InheritedClaim>,
     /// Claims still in use in this process when all others had been opened again. This process was
     /// to be replaced and continues, and its former work has not finished with them.
-    kept: Vec<(Identity, Weak<Claim>)>,
+    kept: Vec<(DeviceIdentity, Weak<DeviceClaim>)>,
 }
 
-struct Inherited {
-    of: Identity,
-    claim: Arc<Claim>,
+struct InheritedClaim {
+    of: DeviceIdentity,
+    claim: Arc<DeviceClaim>,
     /// It has been opened since it was inherited.
     is_opened: bool,
 }
 
 /// Process-wide, because the system sees claims per process; they are found by device identity.
-static CLAIMS: Mutex<Claims> =
-    Mutex::new(Claims { live: Vec::new(), inherited: Vec::new(), kept: Vec::new() });
+static CLAIMS: Mutex<ClaimTable> =
+    Mutex::new(ClaimTable { live: Vec::new(), inherited: Vec::new(), kept: Vec::new() });
 
-impl Claim {
+impl DeviceClaim {
     pub(super) fn new(file: File, beneath: Vec<File>) -> Arc<Self> {
         let claim = Arc::new(Self { file, beneath });
         claims().remember(&claim);
@@ -78,7 +78,7 @@ impl Claim {
         std::iter::once(&self.file).chain(&self.beneath).map(File::as_fd).collect()
     }
 
-    fn identity(&self) -> io::Result<Identity> {
+    fn identity(&self) -> io::Result<DeviceIdentity> {
         let stat = rustix::fs::fstat(&self.file)?;
         super::classify(&stat).map(|(_, identity)| identity).map_err(|_| io::ErrorKind::InvalidInput.into())
     }
@@ -93,13 +93,13 @@ impl Claim {
 
 /// The right to write through a description, for as long as the value lives.
 #[derive(Debug)]
-pub(super) struct Writing(File);
+pub(super) struct WriteLock(File);
 
-impl Writing {
+impl WriteLock {
     /// Takes the right for `file`'s description. Fails with `EAGAIN` if another one has it. On a
     /// file system without locks there is nothing to hand over either.
     fn of(file: &File) -> Result<Option<Self>, Errno> {
-        match ioctl::lock(file, Lock::Exclusive, Part::Writing) {
+        match ioctl::lock(file, LockMode::Exclusive, LockRange::Writing) {
             Ok(()) => file.try_clone().map(|file| Some(Self(file))).map_err(|_| Errno::MFILE),
             Err(Errno::AGAIN | Errno::ACCESS) => Err(Errno::AGAIN),
             Err(_) => Ok(None),
@@ -107,27 +107,27 @@ impl Writing {
     }
 }
 
-impl Drop for Writing {
+impl Drop for WriteLock {
     /// Unlocks explicitly: the claim may live on with the same description.
     fn drop(&mut self) {
-        let _it_goes_with_the_last_descriptor = ioctl::unlock(&self.0, Part::Writing);
+        let _it_goes_with_the_last_descriptor = ioctl::unlock(&self.0, LockRange::Writing);
     }
 }
 
 /// Takes the right to write. Waits for a former holder that passed the claim on and may be about to
 /// end.
-pub(super) fn may_write(file: &File, access: Access) -> Result<Option<Writing>, DeviceErrorKind> {
+pub(super) fn may_write(file: &File, access: Access) -> Result<Option<WriteLock>, DeviceErrorKind> {
     if access != Access::Own {
         return Ok(None);
     }
-    super::with_patience(|| Writing::of(file), |errno| errno == Errno::AGAIN).map_err(|errno| match errno {
+    super::with_patience(|| WriteLock::of(file), |errno| errno == Errno::AGAIN).map_err(|errno| match errno {
         Errno::AGAIN => DeviceErrorKind::StillWritten,
         errno => DeviceErrorKind::from_errno("lock", errno),
     })
 }
 
-impl Claims {
-    fn remember(&mut self, claim: &Arc<Claim>) {
+impl ClaimTable {
+    fn remember(&mut self, claim: &Arc<DeviceClaim>) {
         let new = Arc::downgrade(claim);
         // A claim that went to another process and came back is known already.
         self.live.retain(|live| live.strong_count() > 0 && !live.ptr_eq(&new));
@@ -135,17 +135,17 @@ impl Claims {
     }
 }
 
-fn claims() -> MutexGuard<'static, Claims> {
+fn claims() -> MutexGuard<'static, ClaimTable> {
     CLAIMS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the claims of all devices that this process owns now, including those it has inherited
 /// and not opened.
 #[must_use]
-pub fn live() -> Vec<Arc<Claim>> {
+pub fn live() -> Vec<Arc<DeviceClaim>> {
     let claims = claims();
     let mut live: Vec<_> = claims.live.iter().filter_map(Weak::upgrade).collect();
-    let is_there = |claim: &Arc<Claim>| live.iter().any(|live| Arc::ptr_eq(live, claim));
+    let is_there = |claim: &Arc<DeviceClaim>| live.iter().any(|live| Arc::ptr_eq(live, claim));
     let unopened = claims.inherited.iter().map(|passed| &passed.claim).filter(|claim| !is_there(claim));
     let unopened: Vec<_> = unopened.cloned().collect();
     live.extend(unopened);
@@ -156,14 +156,14 @@ pub fn live() -> Vec<Arc<Claim>> {
 ///
 /// # Errors
 /// One of them is no longer of a device.
-pub fn inherit(passed: Vec<Arc<Claim>>) -> io::Result<()> {
+pub fn inherit(passed: Vec<Arc<DeviceClaim>>) -> io::Result<()> {
     let passed =
-        passed.into_iter().map(|claim| Ok(Inherited { of: claim.identity()?, claim, is_opened: false }));
+        passed.into_iter().map(|claim| Ok(InheritedClaim { of: claim.identity()?, claim, is_opened: false }));
     let passed = passed.collect::<io::Result<Vec<_>>>()?;
     let mut claims = claims();
     // Claims in use are inherited again, and so are those left unsettled since the last time.
     claims.kept.clear();
-    let is_passed = |of: Identity| passed.iter().any(|passed| passed.of == of);
+    let is_passed = |of: DeviceIdentity| passed.iter().any(|passed| passed.of == of);
     let before: Vec<_> = claims.inherited.extract_if(.., |before| is_passed(before.of)).collect();
     claims.inherited.extend(passed);
     drop(claims);
@@ -188,7 +188,10 @@ pub fn settle() {
 /// # Errors
 /// This process has opened the device already, or had it before it was to be replaced and still
 /// uses it.
-pub(super) fn inherited(identity: Identity, access: Access) -> Result<Option<Arc<Claim>>, DeviceErrorKind> {
+pub(super) fn inherited(
+    identity: DeviceIdentity,
+    access: Access,
+) -> Result<Option<Arc<DeviceClaim>>, DeviceErrorKind> {
     if access != Access::Own {
         return Ok(None);
     }

@@ -6,7 +6,7 @@
 //! what is visible there), the mount table, swaps, and sysfs `holders` (md, device-mapper) and
 //! `bcache`, of the device and its partitions.
 
-use super::Identity;
+use super::DeviceIdentity;
 use super::limits::sysfs;
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use std::fmt;
@@ -70,9 +70,9 @@ impl Holder {
 }
 
 /// Returns all that have the device open or have built something on it.
-pub(super) fn find(identity: Identity) -> Vec<Holder> {
+pub(super) fn find(identity: DeviceIdentity) -> Vec<Holder> {
     let mut holders = Vec::new();
-    if let Identity::Block { major, minor } = identity {
+    if let DeviceIdentity::Block { major, minor } = identity {
         for (number, place) in with_partitions(major, minor) {
             holders.extend(kernel_holders(&place));
             holders.extend(mounts(&number));
@@ -86,14 +86,14 @@ pub(super) fn find(identity: Identity) -> Vec<Holder> {
     if holders.is_empty() {
         // A claim on a disk is one on its partitions, and the other way round.
         let relatives = relatives(identity);
-        let is_relative = |found| matches!(found, Identity::Block { .. }) && relatives.contains(&found);
+        let is_relative = |found| matches!(found, DeviceIdentity::Block { .. }) && relatives.contains(&found);
         holders = processes(&is_relative, |_| true);
     }
     holders
 }
 
 /// The same, except for the kernel's bcache, which serves the device.
-pub(super) fn find_users(identity: Identity) -> Vec<Holder> {
+pub(super) fn find_users(identity: DeviceIdentity) -> Vec<Holder> {
     let mut users = find(identity);
     users.retain(|holder| *holder != Holder::KernelBcache);
     if users.is_empty() { processes(&|found| found == identity, |_| true) } else { users }
@@ -135,8 +135,8 @@ fn has_been_killed(status: &str) -> bool {
 }
 
 /// Returns the disk of a partition, or the partitions of a disk.
-fn relatives(identity: Identity) -> Vec<Identity> {
-    let Identity::Block { major, minor } = identity else { return Vec::new() };
+fn relatives(identity: DeviceIdentity) -> Vec<DeviceIdentity> {
+    let DeviceIdentity::Block { major, minor } = identity else { return Vec::new() };
     let place = sysfs(major, minor);
     let mut numbers: Vec<_> =
         with_partitions(major, minor).into_iter().skip(1).map(|found| found.0).collect();
@@ -145,11 +145,11 @@ fn relatives(identity: Identity) -> Vec<Identity> {
         let disk = std::fs::canonicalize(&place).ok().and_then(|place| Some(place.parent()?.join("dev")));
         numbers.extend(disk.and_then(|path| std::fs::read_to_string(path).ok()));
     }
-    numbers.iter().filter_map(|number| Identity::of_block(number)).collect()
+    numbers.iter().filter_map(|number| DeviceIdentity::of_block(number)).collect()
 }
 
 /// Returns the processes that hold a lock on the file.
-pub(super) fn find_lockers(identity: Identity) -> Vec<Holder> {
+pub(super) fn find_lockers(identity: DeviceIdentity) -> Vec<Holder> {
     let holds_lock = |fdinfo: &Path| {
         std::fs::read_to_string(fdinfo).is_ok_and(|text| text.lines().any(|line| line.starts_with("lock:")))
     };
@@ -157,7 +157,7 @@ pub(super) fn find_lockers(identity: Identity) -> Vec<Holder> {
 }
 
 /// Returns the loop devices over the file.
-pub(super) fn find_loops(identity: Identity) -> Vec<Holder> {
+pub(super) fn find_loops(identity: DeviceIdentity) -> Vec<Holder> {
     let Ok(entries) = std::fs::read_dir("/sys/block") else { return Vec::new() };
     let mut loops = Vec::new();
     for entry in entries.flatten() {
@@ -170,25 +170,25 @@ pub(super) fn find_loops(identity: Identity) -> Vec<Holder> {
     loops
 }
 
-pub(super) fn identity_of(path: &Path) -> Option<Identity> {
+pub(super) fn identity_of(path: &Path) -> Option<DeviceIdentity> {
     let found = std::fs::metadata(path).ok()?;
     if found.file_type().is_block_device() {
         let (major, minor) = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
-        return Some(Identity::Block { major, minor });
+        return Some(DeviceIdentity::Block { major, minor });
     }
-    Some(Identity::File { device: found.dev(), inode: found.ino() })
+    Some(DeviceIdentity::File { device: found.dev(), inode: found.ino() })
 }
 
 /// The same for what a process has open, from what the system has cached: a file on a server that
 /// does not answer would block us.
-fn identity_of_open(descriptor: &Path) -> Option<Identity> {
+fn identity_of_open(descriptor: &Path) -> Option<DeviceIdentity> {
     let known = StatxFlags::TYPE | StatxFlags::INO;
     let found = statx(CWD, descriptor, AtFlags::STATX_DONT_SYNC, known).ok()?;
     if FileType::from_raw_mode(found.stx_mode.into()) == FileType::BlockDevice {
-        return Some(Identity::Block { major: found.stx_rdev_major, minor: found.stx_rdev_minor });
+        return Some(DeviceIdentity::Block { major: found.stx_rdev_major, minor: found.stx_rdev_minor });
     }
     let device = rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor);
-    Some(Identity::File { device, inode: found.stx_ino })
+    Some(DeviceIdentity::File { device, inode: found.stx_ino })
 }
 
 /// Returns the device's number (`8:1`) and place in sysfs, then those of its partitions.
@@ -251,7 +251,7 @@ fn swaps(number: &str) -> Option<Holder> {
 
 /// Returns true if `path` is the block device with this number.
 fn is(path: &str, number: &str) -> bool {
-    matches!(identity_of(Path::new(path)), Some(Identity::Block { major, minor }) if format!("{major}:{minor}") == number)
+    matches!(identity_of(Path::new(path)), Some(DeviceIdentity::Block { major, minor }) if format!("{major}:{minor}") == number)
 }
 
 /// Undoes the octal escapes of proc's tables (space, tab, newline, backslash).
@@ -263,7 +263,7 @@ fn unescape(text: &str) -> String {
 
 /// Returns the visible processes that have such a device open; `counts` filters by the path of the
 /// fdinfo.
-fn processes(is_it: &dyn Fn(Identity) -> bool, counts: impl Fn(&Path) -> bool) -> Vec<Holder> {
+fn processes(is_it: &dyn Fn(DeviceIdentity) -> bool, counts: impl Fn(&Path) -> bool) -> Vec<Holder> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
@@ -315,7 +315,8 @@ mod tests {
         let own = |holder: &Holder| matches!(holder, Holder::Process { id, .. } if *id == std::process::id());
         assert!(find(identity).iter().any(own));
         assert!(!find_lockers(identity).iter().any(own), "it is not locked");
-        ioctl::lock(file.as_file(), ioctl::Lock::Exclusive, ioctl::Part::All).expect("nobody else has it");
+        ioctl::lock(file.as_file(), ioctl::LockMode::Exclusive, ioctl::LockRange::All)
+            .expect("nobody else has it");
         assert!(find_lockers(identity).iter().any(own));
     }
 }

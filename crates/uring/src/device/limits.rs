@@ -6,7 +6,7 @@
 //! smallest block their file system transfers directly, since `statx` reports it only on some file
 //! systems and since Linux 6.1.
 
-use super::{DeviceErrorKind, DeviceKind, Identity};
+use super::{DeviceErrorKind, DeviceIdentity, DeviceKind};
 use crate::prepared_op::SECTOR;
 use bcached_env::Buffer;
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
@@ -22,7 +22,7 @@ const BLOCKS: [u32; 4] = [512, 1024, 2048, 4096];
 const ALIGNMENT_MAX: u32 = 4096;
 
 /// The measurements.
-pub(super) struct Limits {
+pub(super) struct DeviceLimits {
     pub(super) sectors: u64,
     pub(super) logical_block_sectors: u32,
     pub(super) memory_alignment: usize,
@@ -36,17 +36,17 @@ pub(super) struct Limits {
     pub(super) partial_stripes_expensive: bool,
 }
 
-impl Limits {
+impl DeviceLimits {
     /// Measures `file`, which was opened with `O_DIRECT` if `direct`; turns that off where it does
     /// not work.
-    pub(super) fn of(file: &File, identity: Identity, direct: bool) -> Result<Self, DeviceErrorKind> {
+    pub(super) fn of(file: &File, identity: DeviceIdentity, direct: bool) -> Result<Self, DeviceErrorKind> {
         let limits = match identity {
-            Identity::Block { major, minor } => Self::of_block(file, &sysfs(major, minor), direct)?,
-            Identity::File { .. } => Self::of_file(file, direct)?,
+            DeviceIdentity::Block { major, minor } => Self::of_block(file, &sysfs(major, minor), direct)?,
+            DeviceIdentity::File { .. } => Self::of_file(file, direct)?,
         };
         match (limits.sectors, identity) {
-            (0, Identity::Block { .. }) => Err(DeviceErrorKind::NoMedium),
-            (0, Identity::File { .. }) => Err(DeviceErrorKind::Empty),
+            (0, DeviceIdentity::Block { .. }) => Err(DeviceErrorKind::NoMedium),
+            (0, DeviceIdentity::File { .. }) => Err(DeviceErrorKind::Empty),
             _ => Ok(limits),
         }
     }
@@ -124,14 +124,14 @@ pub(super) fn size(file: &File, kind: DeviceKind) -> Result<u64, DeviceErrorKind
 
 /// Returns true if the system reports that the block device has no size. The device itself is not
 /// asked, so this does not block.
-pub(super) fn is_empty(identity: Identity) -> bool {
-    let Identity::Block { major, minor } = identity else { return false };
+pub(super) fn is_empty(identity: DeviceIdentity) -> bool {
+    let DeviceIdentity::Block { major, minor } = identity else { return false };
     std::fs::read_to_string(sysfs(major, minor).join("size")).is_ok_and(|text| text.trim() == "0")
 }
 
 /// Returns true if the block device is set to read-only.
-pub(super) fn is_read_only(identity: Identity) -> bool {
-    let Identity::Block { major, minor } = identity else { return false };
+pub(super) fn is_read_only(identity: DeviceIdentity) -> bool {
+    let DeviceIdentity::Block { major, minor } = identity else { return false };
     std::fs::read_to_string(sysfs(major, minor).join("ro")).is_ok_and(|text| text.trim() == "1")
 }
 

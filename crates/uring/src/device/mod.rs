@@ -22,15 +22,15 @@ mod shrink;
 
 pub use error::{DeviceError, DeviceErrorKind};
 pub use holders::Holder;
-pub use presence::Presence;
+pub use presence::DevicePresence;
 
-use crate::ioctl::{Lock, Part};
+use crate::ioctl::{LockMode, LockRange};
 use bcached_env::DiskInfo;
-use claim::{Claim, Writing};
-use limits::Limits;
+use claim::{DeviceClaim, WriteLock};
+use limits::DeviceLimits;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
-use shrink::Shrunk;
+use shrink::ShrinkLatch;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -59,7 +59,7 @@ pub enum DeviceKind {
 
 /// Which device it is, whatever path led there.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Identity {
+pub enum DeviceIdentity {
     /// A block device: its number.
     Block {
         /// Major number.
@@ -76,7 +76,7 @@ pub enum Identity {
     },
 }
 
-impl Identity {
+impl DeviceIdentity {
     /// Returns the block device with a number as sysfs writes it: `8:1`.
     #[must_use]
     pub fn of_block(number: &str) -> Option<Self> {
@@ -99,7 +99,7 @@ pub struct Device {
     path: PathBuf,
     file: File,
     kind: DeviceKind,
-    identity: Identity,
+    identity: DeviceIdentity,
     access: Access,
     sectors: AtomicU64,
     volatile_cache: bool,
@@ -116,16 +116,16 @@ pub struct Device {
     dsync: AtomicBool,
     submits_slowly: bool,
     in_memory: bool,
-    shrunk: Shrunk,
-    presence: Presence,
+    shrunk: ShrinkLatch,
+    presence: DevicePresence,
     /// The right to write; declared before the claim, so that it is released first.
     #[allow(dead_code, reason = "held, not used")]
-    writing: Option<Writing>,
+    writing: Option<WriteLock>,
     #[allow(dead_code, reason = "held, not used")]
-    claim: Option<Arc<Claim>>,
+    claim: Option<Arc<DeviceClaim>>,
 }
 
-impl Identity {
+impl DeviceIdentity {
     /// Returns the identity of the block device or file at `path`, if there is one.
     #[must_use]
     pub fn of(path: &Path) -> Option<Self> {
@@ -196,16 +196,16 @@ impl Device {
             None => claim_device(&file, (kind, identity), access).map_err(failed)?,
         };
         let writing = claim::may_write(&file, access).map_err(failed)?;
-        let limits = Limits::of(&file, identity, direct).map_err(failed)?;
+        let limits = DeviceLimits::of(&file, identity, direct).map_err(failed)?;
         Ok(Self { writing, claim, ..Self::new(path.to_owned(), file, (kind, identity), access, &limits) })
     }
 
     fn new(
         path: PathBuf,
         file: File,
-        (kind, identity): (DeviceKind, Identity),
+        (kind, identity): (DeviceKind, DeviceIdentity),
         access: Access,
-        limits: &Limits,
+        limits: &DeviceLimits,
     ) -> Self {
         let file_system = if kind == DeviceKind::File { file_system(&file) } else { None };
         let submits_slowly =
@@ -230,8 +230,8 @@ impl Device {
             dsync: AtomicBool::new(true),
             submits_slowly,
             in_memory: file_system == Some(TMPFS),
-            shrunk: Shrunk::default(),
-            presence: Presence::of(identity),
+            shrunk: ShrinkLatch::default(),
+            presence: DevicePresence::of(identity),
             writing: None,
             claim: None,
         }
@@ -251,7 +251,7 @@ impl Device {
 
     /// Which device it is, by whatever path.
     #[must_use]
-    pub const fn identity(&self) -> Identity {
+    pub const fn identity(&self) -> DeviceIdentity {
         self.identity
     }
 
@@ -335,7 +335,7 @@ impl Device {
     ///
     /// # Errors
     /// The lock is held: by udev itself (for moments) or another formatter.
-    pub fn quiet_udev(&self) -> Result<QuietUdev<'_>, DeviceError> {
+    pub fn quiet_udev(&self) -> Result<UdevLock<'_>, DeviceError> {
         if self.kind == DeviceKind::Block {
             let operation = rustix::fs::FlockOperation::NonBlockingLockExclusive;
             rustix::fs::flock(&self.file, operation).map_err(|errno| {
@@ -345,7 +345,7 @@ impl Device {
                 })
             })?;
         }
-        Ok(QuietUdev { device: self })
+        Ok(UdevLock { device: self })
     }
 
     pub(crate) fn error(&self, kind: DeviceErrorKind) -> DeviceError {
@@ -356,11 +356,11 @@ impl Device {
 /// While it lives, udev leaves the device alone.
 #[derive(Debug)]
 #[must_use = "dropping it lets udev in"]
-pub struct QuietUdev<'a> {
+pub struct UdevLock<'a> {
     device: &'a Device,
 }
 
-impl Drop for QuietUdev<'_> {
+impl Drop for UdevLock<'_> {
     fn drop(&mut self) {
         if self.device.kind == DeviceKind::Block {
             // Closing the device would unlock it as well, so a failure is ignored.
@@ -426,19 +426,19 @@ fn file_system(file: &File) -> Option<u64> {
 }
 
 /// Returns what `path` leads to, before it is opened: opening a FIFO would block.
-fn identify(path: &Path) -> Result<(DeviceKind, Identity), DeviceErrorKind> {
+fn identify(path: &Path) -> Result<(DeviceKind, DeviceIdentity), DeviceErrorKind> {
     let stat = rustix::fs::stat(path).map_err(|errno| DeviceErrorKind::from_errno("find", errno))?;
     classify(&stat)
 }
 
-fn classify(stat: &rustix::fs::Stat) -> Result<(DeviceKind, Identity), DeviceErrorKind> {
+fn classify(stat: &rustix::fs::Stat) -> Result<(DeviceKind, DeviceIdentity), DeviceErrorKind> {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::BlockDevice => {
             let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-            Ok((DeviceKind::Block, Identity::Block { major, minor }))
+            Ok((DeviceKind::Block, DeviceIdentity::Block { major, minor }))
         }
         FileType::RegularFile => {
-            Ok((DeviceKind::File, Identity::File { device: stat.st_dev, inode: stat.st_ino }))
+            Ok((DeviceKind::File, DeviceIdentity::File { device: stat.st_dev, inode: stat.st_ino }))
         }
         FileType::Directory => Err(DeviceErrorKind::NotADevice("a directory")),
         FileType::CharacterDevice => Err(DeviceErrorKind::NotADevice("a character device")),
@@ -470,9 +470,9 @@ fn open_direct(path: &Path, flags: OFlags) -> Result<(File, bool), Errno> {
 /// Claims what was opened for as long as that is kept, unless it is opened to look.
 fn claim_device(
     file: &File,
-    (kind, identity): (DeviceKind, Identity),
+    (kind, identity): (DeviceKind, DeviceIdentity),
     access: Access,
-) -> Result<Option<Arc<Claim>>, DeviceErrorKind> {
+) -> Result<Option<Arc<DeviceClaim>>, DeviceErrorKind> {
     claim_file(file, kind, identity, access)?;
     let beneath = claim_beneath(identity, access)?;
     if access == Access::Look {
@@ -481,20 +481,20 @@ fn claim_device(
     let same = file.try_clone().map_err(|error| {
         DeviceErrorKind::from_errno("keep open", Errno::from_io_error(&error).unwrap_or(Errno::MFILE))
     })?;
-    Ok(Some(Claim::new(same, beneath)))
+    Ok(Some(DeviceClaim::new(same, beneath)))
 }
 
 /// Locks a file against other owners, and refuses one that is under a loop device.
 fn claim_file(
     file: &File,
     kind: DeviceKind,
-    identity: Identity,
+    identity: DeviceIdentity,
     access: Access,
 ) -> Result<(), DeviceErrorKind> {
     let lock = match (kind, access) {
         (DeviceKind::Block, _) | (_, Access::Look) => return Ok(()),
-        (DeviceKind::File, Access::Check) => Lock::Shared,
-        (DeviceKind::File, Access::Own) => Lock::Exclusive,
+        (DeviceKind::File, Access::Check) => LockMode::Shared,
+        (DeviceKind::File, Access::Own) => LockMode::Exclusive,
     };
     match lock_unless_dying(file, lock, identity) {
         Ok(()) => {}
@@ -510,18 +510,18 @@ fn open_unless_dying(
     path: &Path,
     kind: DeviceKind,
     access: Access,
-    identity: Identity,
+    identity: DeviceIdentity,
 ) -> Result<(File, bool), Errno> {
     let is_free_soon = |errno| errno == Errno::BUSY && holders::are_dying(&holders::find(identity));
     with_patience(|| open_file(path, kind, access), is_free_soon)
 }
 
 /// Locks a file; waits if only an exiting process seems to have locked it.
-fn lock_unless_dying(file: &File, lock: Lock, identity: Identity) -> Result<(), Errno> {
+fn lock_unless_dying(file: &File, lock: LockMode, identity: DeviceIdentity) -> Result<(), Errno> {
     let is_free_soon = |errno| {
         matches!(errno, Errno::AGAIN | Errno::ACCESS) && holders::are_dying(&holders::find_lockers(identity))
     };
-    with_patience(|| crate::ioctl::lock(file, lock, Part::All), is_free_soon)
+    with_patience(|| crate::ioctl::lock(file, lock, LockRange::All), is_free_soon)
 }
 
 /// Retries for a while if `is_free_soon` says so of the error. A killed process keeps its claims
@@ -546,7 +546,7 @@ const BENEATH_MAX: usize = 7;
 
 /// Claims what is beneath a loop device, recursively, as if it were named: daemons on the loop
 /// device and on its file share the data. What is unreachable here cannot conflict here.
-fn claim_beneath(mut identity: Identity, access: Access) -> Result<Vec<File>, DeviceErrorKind> {
+fn claim_beneath(mut identity: DeviceIdentity, access: Access) -> Result<Vec<File>, DeviceErrorKind> {
     let mut claimed = Vec::new();
     if access == Access::Look {
         return Ok(claimed);
@@ -565,7 +565,7 @@ fn claim_beneath(mut identity: Identity, access: Access) -> Result<Vec<File>, De
 
 fn claim_block_beneath(
     path: &Path,
-    beneath: Identity,
+    beneath: DeviceIdentity,
     access: Access,
 ) -> Result<Option<File>, DeviceErrorKind> {
     match open_unless_dying(path, DeviceKind::Block, access, beneath) {
@@ -576,7 +576,7 @@ fn claim_block_beneath(
 }
 
 fn lock_file_beneath(path: &Path, access: Access) -> Result<Option<File>, DeviceErrorKind> {
-    let lock = if access == Access::Own { Lock::Exclusive } else { Lock::Shared };
+    let lock = if access == Access::Own { LockMode::Exclusive } else { LockMode::Shared };
     let file = File::options().read(true).write(access == Access::Own).open(path).ok();
     let Some(file) = file else { return Ok(None) };
     let found = rustix::fs::fstat(&file).map_err(|errno| DeviceErrorKind::from_errno("stat", errno))?;

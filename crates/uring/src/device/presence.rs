@@ -6,20 +6,20 @@
 //! a descriptor is open. If the number is reused (another medium in the same drive), the disk
 //! sequence number differs (Linux 5.15).
 
-use super::{Device, Identity, limits};
+use super::{Device, DeviceIdentity, limits};
 use std::path::Path;
 
 /// The identity of a device that was opened, without the claim on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Presence {
-    identity: Identity,
+pub struct DevicePresence {
+    identity: DeviceIdentity,
     /// What sysfs reported about it. `None`: nothing at all, as on a system without sysfs.
-    listed: Option<Listed>,
+    listed: Option<SysfsEntry>,
 }
 
 /// A block device as listed in sysfs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Listed {
+struct SysfsEntry {
     /// The disk sequence number of the disk, or of the partition's disk. `None`: the kernel assigns
     /// none.
     sequence: Option<u64>,
@@ -28,20 +28,20 @@ struct Listed {
 impl Device {
     /// Returns the device's presence, which can be asked later whether the device is gone.
     #[must_use]
-    pub const fn presence(&self) -> Presence {
+    pub const fn presence(&self) -> DevicePresence {
         self.presence
     }
 }
 
-impl Presence {
+impl DevicePresence {
     /// For a device that is open: while it is, its number is not reused.
-    pub(super) fn of(identity: Identity) -> Self {
+    pub(super) fn of(identity: DeviceIdentity) -> Self {
         Self { identity, listed: listed(identity) }
     }
 
     /// Returns which device it is, by whatever path.
     #[must_use]
-    pub const fn identity(&self) -> Identity {
+    pub const fn identity(&self) -> DeviceIdentity {
         self.identity
     }
 
@@ -60,11 +60,11 @@ impl Presence {
     }
 }
 
-fn listed(identity: Identity) -> Option<Listed> {
-    let Identity::Block { major, minor } = identity else { return None };
+fn listed(identity: DeviceIdentity) -> Option<SysfsEntry> {
+    let DeviceIdentity::Block { major, minor } = identity else { return None };
     let place = limits::sysfs(major, minor);
     let is_there = place.exists();
-    is_there.then(|| Listed { sequence: limits::disk_sequence(&place) })
+    is_there.then(|| SysfsEntry { sequence: limits::disk_sequence(&place) })
 }
 
 #[cfg(test)]
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
     use crate::Access;
     use crate::counters::Counters;
-    use crate::prepared_op::Work;
+    use crate::prepared_op::PreparedOp;
     use bcached_env::{Buffer, IoErrorKind, Op, Token};
     use std::sync::Arc;
 
@@ -80,18 +80,21 @@ mod tests {
     /// one that was never listed is not.
     #[test]
     fn a_device_is_gone_when_the_system_has_it_no_more() {
-        let nobody = Identity::Block { major: 511, minor: 99_999 };
-        let known = |sequence| Presence { identity: nobody, listed: Some(Listed { sequence }) };
+        let nobody = DeviceIdentity::Block { major: 511, minor: 99_999 };
+        let known = |sequence| DevicePresence { identity: nobody, listed: Some(SysfsEntry { sequence }) };
         assert!(known(None).is_gone() && known(Some(7)).is_gone());
-        assert!(!Presence { identity: nobody, listed: None }.is_gone(), "a system without sysfs");
+        assert!(!DevicePresence { identity: nobody, listed: None }.is_gone(), "a system without sysfs");
 
         let all = std::fs::read_dir("/sys/dev/block").into_iter().flatten().flatten();
         let names = all.filter_map(|entry| entry.file_name().into_string().ok());
-        for identity in names.filter_map(|name| Identity::of_block(&name)) {
-            let here = Presence { identity, listed: listed(identity) };
+        for identity in names.filter_map(|name| DeviceIdentity::of_block(&name)) {
+            let here = DevicePresence { identity, listed: listed(identity) };
             assert!(here.listed.is_some() && !here.is_gone(), "{here:?}");
             let sequence = Some(u64::MAX);
-            assert!(Presence { listed: Some(Listed { sequence }), ..here }.is_gone(), "another medium");
+            assert!(
+                DevicePresence { listed: Some(SysfsEntry { sequence }), ..here }.is_gone(),
+                "another medium"
+            );
         }
     }
 
@@ -117,7 +120,7 @@ mod tests {
         let mut device = Device::open(file.path(), Access::Own).expect("it is there");
         let end = |device: &Arc<Device>, result| {
             let op = Op::Read { sector: 0, buffer: Buffer::zeroed(4096) };
-            match Work::new(Some(device), Token(1), op, &Counters::default()) {
+            match PreparedOp::new(Some(device), Token(1), op, &Counters::default()) {
                 Ok(work) => work.finish(result).result,
                 Err(refused) => refused.result.map_err(|kind| match kind {
                     IoErrorKind::Gone => kind,
@@ -129,9 +132,9 @@ mod tests {
         let ill = Arc::new(device);
         assert_eq!((end(&ill, failed), end(&ill, Ok(()))), (failed, Ok(())), "it is ill, not gone");
         device = Arc::into_inner(ill).expect("nothing is under way");
-        device.presence = Presence {
-            identity: Identity::Block { major: 511, minor: 99_999 },
-            listed: Some(Listed { sequence: None }),
+        device.presence = DevicePresence {
+            identity: DeviceIdentity::Block { major: 511, minor: 99_999 },
+            listed: Some(SysfsEntry { sequence: None }),
         };
         let pulled = Arc::new(device);
         let gone = Err(IoErrorKind::Gone);

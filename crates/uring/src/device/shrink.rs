@@ -29,7 +29,7 @@ use std::sync::OnceLock;
 
 /// The error that every operation ends with once the device was seen shorter, or gone.
 #[derive(Debug, Default)]
-pub(super) struct Shrunk(OnceLock<IoErrorKind>);
+pub(super) struct ShrinkLatch(OnceLock<IoErrorKind>);
 
 impl Device {
     /// Fails if the device was seen shorter, or gone, before (invariant D45). Makes no system call.

@@ -1,7 +1,7 @@
 //! Inspects a note without opening it for use, which would repair or replace a damaged one. Answers
 //! yes where it cannot tell.
 
-use super::{APPENDED, FORGOTTEN, GIVEN_UP, HEADER_WORDS, NoteFound, NoteIdentity, inspect, read_words};
+use super::{APPENDED, FORGOTTEN, GIVEN_UP, HEADER_WORDS, NoteContents, NoteIdentity, inspect, read_words};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
@@ -11,26 +11,26 @@ use std::path::Path;
 /// or void.
 #[must_use]
 pub fn may_hold_records(path: &Path, identity: &NoteIdentity) -> bool {
-    Seen::at(path).is_none_or(|seen| seen.may_hold_records(identity))
+    NoteHeader::at(path).is_none_or(|seen| seen.may_hold_records(identity))
 }
 
 /// Returns whether the note at `path` may hold anything for `identity`: records, or records that
 /// were given up. An empty file counts as well: a note has a length, so something has truncated it.
 #[must_use]
 pub fn may_hold_anything(path: &Path, identity: &NoteIdentity) -> bool {
-    Seen::at(path).is_none_or(|seen| {
+    NoteHeader::at(path).is_none_or(|seen| {
         seen.length == 0 || seen.may_hold_records(identity) || seen.header[GIVEN_UP..GIVEN_UP + 3] != [0; 3]
     })
 }
 
 /// What can be seen of a note without opening it for use.
-struct Seen {
+struct NoteHeader {
     header: [u64; HEADER_WORDS],
     /// In bytes.
     length: u64,
 }
 
-impl Seen {
+impl NoteHeader {
     /// Returns `None` if it cannot be read or is not a file.
     fn at(path: &Path) -> Option<Self> {
         // Opening a FIFO would block otherwise.
@@ -47,7 +47,7 @@ impl Seen {
     fn may_hold_records(&self, identity: &NoteIdentity) -> bool {
         match inspect(&self.header, self.length, identity) {
             Ok(_) => self.header[APPENDED] != self.header[FORGOTTEN],
-            Err(NoteFound::Damaged { .. }) => true,
+            Err(NoteContents::Damaged { .. }) => true,
             Err(_) => false,
         }
     }

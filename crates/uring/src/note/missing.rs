@@ -13,7 +13,7 @@ mod watching;
 
 use super::mapping::Mapping;
 use super::{NoteError, io_error};
-use crate::ioctl::{Lock, Part};
+use crate::ioctl::{LockMode, LockRange};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
@@ -25,13 +25,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 const UNFINISHED: &str = ".new";
 
 /// The notes that this process keeps.
-static KEPT: Mutex<Vec<Weak<Watched>>> = Mutex::new(Vec::new());
+static KEPT: Mutex<Vec<Weak<WatchedNote>>> = Mutex::new(Vec::new());
 
 /// The state of a note's file.
 #[derive(Debug)]
-pub enum NoteFile {
+pub enum NoteFileState {
     /// It is where it was created.
-    There,
+    Present,
     /// It is in place, but was missing since the last check: it came back, or another file replaced
     /// it.
     WasReplaced,
@@ -42,19 +42,19 @@ pub enum NoteFile {
 
 /// A note, as seen by the code that looks after its file.
 #[derive(Debug)]
-pub(super) struct Watched {
+pub(super) struct WatchedNote {
     path: PathBuf,
     bytes: u64,
     /// Whether a replacement is offered. Checking this is the only cost per record.
     is_offered: AtomicBool,
     /// The file is missing: nothing that the note holds outlives the process.
     is_gone: AtomicBool,
-    tell: OnceLock<Tell>,
-    state: Mutex<State>,
+    tell: OnceLock<NoteNotifier>,
+    state: Mutex<WatchState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct WatchState {
     /// Device and inode of the file in use.
     file: Option<(u64, u64)>,
     offer: Option<Replacement>,
@@ -68,11 +68,11 @@ struct State {
 
 /// Notifies the code that stores to the note when the file is missing, and of each file that is to
 /// replace it.
-struct Tell(Box<dyn Fn() + Send + Sync>);
+struct NoteNotifier(Box<dyn Fn() + Send + Sync>);
 
-impl std::fmt::Debug for Tell {
+impl std::fmt::Debug for NoteNotifier {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("Tell")
+        formatter.write_str("NoteNotifier")
     }
 }
 
@@ -83,10 +83,10 @@ pub(super) struct Replacement {
     pub(super) file: File,
 }
 
-impl Watched {
+impl WatchedNote {
     /// For the note of `bytes` bytes in `file` at `path`.
     pub(super) fn of(path: &Path, file: &File, bytes: u64) -> Arc<Self> {
-        let state = State { file: identity(file).ok(), ..State::default() };
+        let state = WatchState { file: identity(file).ok(), ..WatchState::default() };
         let watched = Arc::new(Self {
             path: path.to_owned(),
             bytes,
@@ -110,14 +110,14 @@ impl Watched {
     pub(super) fn tells(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _state = self.state();
         // Only the first call counts; later ones change nothing.
-        let _first = self.tell.set(Tell(Box::new(tell)));
+        let _first = self.tell.set(NoteNotifier(Box::new(tell)));
         if !self.is_there() {
             self.tell_engine();
         }
     }
 
     fn tell_engine(&self) {
-        if let Some(Tell(tell)) = self.tell.get() {
+        if let Some(NoteNotifier(tell)) = self.tell.get() {
             tell();
         }
     }
@@ -127,7 +127,7 @@ impl Watched {
         !self.is_gone.load(Ordering::Acquire)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WatchState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -139,19 +139,19 @@ impl Watched {
 
     /// Checks the file on behalf of the code that reports to users, and creates a replacement if it
     /// is missing.
-    fn look(&self) -> Result<NoteFile, NoteError> {
+    fn look(&self) -> Result<NoteFileState, NoteError> {
         let mut state = self.state();
         let found = self.look_in(&mut state);
         let was_untold = std::mem::take(&mut state.is_untold);
         match found {
-            Ok(NoteFile::There) if was_untold => Ok(NoteFile::WasReplaced),
+            Ok(NoteFileState::Present) if was_untold => Ok(NoteFileState::WasReplaced),
             found => found,
         }
     }
 
-    fn look_in(&self, state: &mut State) -> Result<NoteFile, NoteError> {
+    fn look_in(&self, state: &mut WatchState) -> Result<NoteFileState, NoteError> {
         if state.is_over {
-            return Ok(NoteFile::There);
+            return Ok(NoteFileState::Present);
         }
         let there = rustix::fs::lstat(&self.path);
         match there {
@@ -160,7 +160,7 @@ impl Watched {
                 state.refused = None;
                 // Its folder may have been replaced.
                 watching::watch(&self.path);
-                return Ok(NoteFile::There);
+                return Ok(NoteFileState::Present);
             }
             Ok(_) | Err(Errno::NOENT) => self.miss(state),
             Err(errno) => {
@@ -180,7 +180,7 @@ impl Watched {
             self.tell_engine();
         }
         match state.refused {
-            None => Ok(NoteFile::Replaced),
+            None => Ok(NoteFileState::Replaced),
             Some(errno) => Err(io_error(&self.path, "replace")(errno)),
         }
     }
@@ -195,7 +195,7 @@ impl Watched {
         }
     }
 
-    fn miss(&self, state: &mut State) {
+    fn miss(&self, state: &mut WatchState) {
         if !self.is_gone.swap(true, Ordering::AcqRel) {
             state.is_untold = true;
             self.tell_engine();
@@ -211,7 +211,7 @@ impl Watched {
         let file: File = opened.map_err(failed("replace"))?.into();
         // The folder may have been replaced, too.
         watching::watch(&self.path);
-        let made = crate::ioctl::lock(&file, Lock::Exclusive, Part::All)
+        let made = crate::ioctl::lock(&file, LockMode::Exclusive, LockRange::All)
             .map_err(failed("lock"))
             .and_then(|()| {
                 let space = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, self.bytes);
@@ -250,7 +250,7 @@ impl Watched {
     }
 }
 
-impl Drop for Watched {
+impl Drop for WatchedNote {
     fn drop(&mut self) {
         if self.state().offer.is_some() {
             let _never_used = rustix::fs::unlink(self.unfinished());
@@ -262,7 +262,7 @@ fn identity(file: &File) -> Result<(u64, u64), Errno> {
     rustix::fs::fstat(file).map(|found| (found.st_dev, found.st_ino))
 }
 
-fn kept() -> MutexGuard<'static, Vec<Weak<Watched>>> {
+fn kept() -> MutexGuard<'static, Vec<Weak<WatchedNote>>> {
     KEPT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -276,7 +276,7 @@ fn look_at_all() {
 
 /// Checks the files of all notes that this process keeps, and creates missing ones anew. May block
 /// on their file system.
-pub fn look_after_all() -> Vec<(PathBuf, Result<NoteFile, NoteError>)> {
+pub fn look_after_all() -> Vec<(PathBuf, Result<NoteFileState, NoteError>)> {
     let all: Vec<_> = kept().iter().filter_map(Weak::upgrade).collect();
     // A note that is no longer stored to may still be checked by another thread.
     let kept = all.iter().filter(|watched| !watched.state().is_over);

@@ -25,12 +25,12 @@ mod look;
 mod mapping;
 mod missing;
 
-use crate::ioctl::{Lock, Part};
+use crate::ioctl::{LockMode, LockRange};
 use bcached_env::{Note, NoteRecord};
 pub use look::{may_hold_anything, may_hold_records};
 use mapping::Mapping;
-pub use missing::{NoteFile, look_after_all, remove};
-use missing::{Replacement, Watched};
+pub use missing::{NoteFileState, look_after_all, remove};
+use missing::{Replacement, WatchedNote};
 use rustix::fs::{FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::fmt;
@@ -88,7 +88,7 @@ pub struct NoteIdentity {
 
 /// What was found when a note was opened. `Display` is a line for the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum NoteFound {
+pub enum NoteContents {
     /// No note, or an empty one.
     Nothing,
     /// Records of a former process in this boot, to be replayed.
@@ -106,7 +106,7 @@ pub enum NoteFound {
     },
 }
 
-impl fmt::Display for NoteFound {
+impl fmt::Display for NoteContents {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Nothing => formatter.write_str("the note is empty"),
@@ -130,9 +130,9 @@ impl fmt::Display for NoteFound {
 
 /// The fate of the records that a former process left, for a caller that has given the note away.
 #[derive(Clone, Default, Debug)]
-pub struct NoteFate(Arc<OnceLock<bool>>);
+pub struct NoteReplay(Arc<OnceLock<bool>>);
 
-impl NoteFate {
+impl NoteReplay {
     /// Returns true if the records were taken for the set's current session, false if they belong
     /// to another session and are void. `None`: they have not been requested yet.
     #[must_use]
@@ -206,7 +206,7 @@ pub struct MappedNote {
     /// Holds the lock.
     _file: File,
     /// Its file, as the code that looks after notes sees it.
-    watched: Arc<Watched>,
+    watched: Arc<WatchedNote>,
     /// Records the file has room for.
     capacity: u64,
     /// Enters the records' checks, so that another note's records are never taken for ours.
@@ -217,8 +217,8 @@ pub struct MappedNote {
     left_until: u64,
     /// Numbers of the records that a former process has given up.
     left_given_up: Range<u64>,
-    found: NoteFound,
-    fate: NoteFate,
+    found: NoteContents,
+    fate: NoteReplay,
 }
 
 impl MappedNote {
@@ -244,7 +244,7 @@ impl MappedNote {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(NoteError::NotAFile(path.to_owned()));
         }
-        crate::ioctl::lock(&file, Lock::Exclusive, Part::All).map_err(|errno| match errno {
+        crate::ioctl::lock(&file, LockMode::Exclusive, LockRange::All).map_err(|errno| match errno {
             Errno::AGAIN | Errno::ACCESS => NoteError::InUse(path.to_owned()),
             errno => io("lock")(errno),
         })?;
@@ -252,10 +252,10 @@ impl MappedNote {
         let header = look::header(&file).map_err(io("read"))?;
         let usual = (bytes - HEADER_BYTES) / RECORD_BYTES;
         let (capacity, found) = match inspect(&header, length, identity) {
-            Ok(capacity) => (capacity, NoteFound::Nothing),
+            Ok(capacity) => (capacity, NoteContents::Nothing),
             // A note that was created has a length.
             Err(_) if length == 0 && !is_new => {
-                (usual, NoteFound::Damaged { what: "it was truncated to 0 bytes", usable: 0 })
+                (usual, NoteContents::Damaged { what: "it was truncated to 0 bytes", usable: 0 })
             }
             Err(found) => (usual, found),
         };
@@ -273,16 +273,16 @@ impl MappedNote {
             doing: "map",
             source,
         })?;
-        let watched = Watched::of(path, &file, whole);
+        let watched = WatchedNote::of(path, &file, whole);
         Ok(Self::new(mapping, (file, watched), capacity, identity, found))
     }
 
     fn new(
         mapping: Mapping,
-        (file, watched): (File, Arc<Watched>),
+        (file, watched): (File, Arc<WatchedNote>),
         capacity: u64,
         identity: &NoteIdentity,
-        found: NoteFound,
+        found: NoteContents,
     ) -> Self {
         let salt = mix(words_of(identity).iter().copied());
         let mut note = Self {
@@ -296,9 +296,9 @@ impl MappedNote {
             left_until: 0,
             left_given_up: 0..0,
             found,
-            fate: NoteFate::default(),
+            fate: NoteReplay::default(),
         };
-        if note.mapping.words()[0].load(Ordering::Relaxed) == MAGIC && note.found == NoteFound::Nothing {
+        if note.mapping.words()[0].load(Ordering::Relaxed) == MAGIC && note.found == NoteContents::Nothing {
             note.take_over();
         } else {
             note.wipe(identity);
@@ -308,7 +308,7 @@ impl MappedNote {
 
     /// Returns what was found when the note was opened.
     #[must_use]
-    pub const fn found(&self) -> &NoteFound {
+    pub const fn found(&self) -> &NoteContents {
         &self.found
     }
 
@@ -320,7 +320,7 @@ impl MappedNote {
 
     /// Returns a handle to the fate of the records left by a former process.
     #[must_use]
-    pub fn fate(&self) -> NoteFate {
+    pub fn fate(&self) -> NoteReplay {
         self.fate.clone()
     }
 
@@ -331,18 +331,18 @@ impl MappedNote {
         let forgotten = words[FORGOTTEN].load(Ordering::Relaxed);
         let is_possible = appended.checked_sub(forgotten).is_some_and(|alive| alive <= self.capacity);
         if !is_possible || appended > APPENDED_MAX {
-            self.found = NoteFound::Damaged { what: "its counters are invalid", usable: 0 };
+            self.found = NoteContents::Damaged { what: "its counters are invalid", usable: 0 };
             self.publish(0, 0);
             return;
         }
         let whole = (forgotten..appended).take_while(|number| self.record(*number).is_some()).count();
         let end = forgotten + whole as u64;
         self.found = if end < appended {
-            NoteFound::Damaged { what: "a record is invalid", usable: whole }
+            NoteContents::Damaged { what: "a record is invalid", usable: whole }
         } else if whole == 0 {
-            NoteFound::Nothing
+            NoteContents::Nothing
         } else {
-            NoteFound::Records(whole)
+            NoteContents::Records(whole)
         };
         self.left_until = end;
         self.publish(end, forgotten);
@@ -526,7 +526,7 @@ impl Note for MappedNote {
     fn reopen(&mut self) {
         self.left_until = self.appended;
         self.left_given_up = self.stored_given_up();
-        self.fate = NoteFate::default();
+        self.fate = NoteReplay::default();
     }
 }
 
@@ -544,11 +544,11 @@ fn read_words<const N: usize>(file: &File, first: usize) -> Result<[u64; N], Err
 }
 
 /// Returns the capacity of a note that is ours to take over, or what it is instead.
-fn inspect(header: &[u64; HEADER_WORDS], length: u64, identity: &NoteIdentity) -> Result<u64, NoteFound> {
-    let damaged = |what| NoteFound::Damaged { what, usable: 0 };
+fn inspect(header: &[u64; HEADER_WORDS], length: u64, identity: &NoteIdentity) -> Result<u64, NoteContents> {
+    let damaged = |what| NoteContents::Damaged { what, usable: 0 };
     if header[0] == 0 && header[APPENDED..].iter().all(|word| *word == 0) {
         // Fresh, or killed while it was created: nothing has been counted in it.
-        return Err(NoteFound::Nothing);
+        return Err(NoteContents::Nothing);
     }
     if header[0] != MAGIC || header[FIXED_WORDS] != mix(header[..FIXED_WORDS].iter().copied()) {
         return Err(damaged("it has no valid header"));
@@ -558,10 +558,10 @@ fn inspect(header: &[u64; HEADER_WORDS], length: u64, identity: &NoteIdentity) -
     }
     let [boot, boot_rest, set, set_rest] = words_of(identity);
     if [header[2], header[3]] != [boot, boot_rest] {
-        return Err(NoteFound::OtherBoot);
+        return Err(NoteContents::OtherBoot);
     }
     if [header[4], header[5]] != [set, set_rest] {
-        return Err(NoteFound::OtherSet);
+        return Err(NoteContents::OtherSet);
     }
     let capacity = header[6];
     let needed = capacity.checked_mul(RECORD_BYTES).and_then(|bytes| bytes.checked_add(HEADER_BYTES));

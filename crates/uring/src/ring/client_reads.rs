@@ -1,20 +1,20 @@
-//! Watches what guests of a ring wait to read, and lets the thread sleep there if nothing else can
-//! arrive.
+//! Watches what the clients of a ring wait to read, and lets the thread sleep there if nothing else
+//! can arrive.
 //!
-//! An `epoll` watches the guests' sockets. It costs nothing while nothing arrives, and nothing per
-//! request; a poll of the ring for each read takes one more entry and one more system call. While
-//! the ring has nothing in flight, the thread checks the `epoll` and sleeps in it. Otherwise the
-//! ring polls the `epoll` and reports when it becomes readable.
+//! An `epoll` watches the ring clients' sockets. It costs nothing while nothing arrives, and
+//! nothing per request; a poll of the ring for each read takes one more entry and one more system
+//! call. While the ring has nothing in flight, the thread checks the `epoll` and sleeps in it.
+//! Otherwise the ring polls the `epoll` and reports when it becomes readable.
 //!
 //! Why no readable input is missed: the `epoll` reports it for as long as it is not read, to every
 //! caller and any number of times. A driver sleeps in one of two places. One is the `epoll`, which
 //! holds the signals' eventfd beside the sockets. The other is a ring that polls the `epoll`; that
-//! poll completes at once if there is something already. A guest that starts to wait meanwhile has
-//! been given a turn because of a signal, and the signal ends the sleep. A driver that always has
-//! other work checks every few turns (`driver.rs`).
+//! poll completes at once if there is something already. A ring client that starts to wait
+//! meanwhile has been given a turn because of a signal, and the signal ends the sleep. A driver
+//! that always has other work checks every few turns (`driver.rs`).
 #![allow(unsafe_code, reason = "a poll is submitted, which refers to no memory")]
 
-use super::{Ring, clients::Hosted, poll_in};
+use super::{Ring, clients::HostedClient, poll_in};
 use crate::wakeup::Signals;
 use io_uring::opcode;
 use io_uring::types::Fd;
@@ -30,11 +30,11 @@ pub(super) const INPUTS: u64 = u64::MAX - 1;
 /// Number of events taken at once; the rest comes with the next call.
 const TOLD_MAX: usize = 32;
 
-/// `epoll` data of the signals' eventfd, in place of a guest's number.
+/// `epoll` data of the signals' eventfd, in place of a ring client's number.
 const SIGNALS: u64 = u64::MAX;
 
-/// The descriptors that guests wait to read.
-pub(crate) struct Inputs {
+/// The descriptors that ring clients wait to read.
+pub(crate) struct ClientInputs {
     epoll: OwnedFd,
     signals: Arc<Signals>,
     watched: usize,
@@ -42,11 +42,11 @@ pub(crate) struct Inputs {
     is_polled: bool,
     /// The system can wait with a resolution finer than milliseconds.
     is_exact: bool,
-    /// Guests that have input; kept to reuse its allocation.
+    /// Ring clients that have input; kept to reuse its allocation.
     told: Vec<u64>,
 }
 
-impl Inputs {
+impl ClientInputs {
     /// Creates an empty set. `signals` is what else may wake a thread that sleeps here.
     pub(crate) fn new(signals: Arc<Signals>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -59,8 +59,8 @@ impl Inputs {
         Ok(inputs)
     }
 
-    /// Reports guest `number` for as long as `device` is readable; returns false if the system
-    /// cannot.
+    /// Reports ring client `number` for as long as `device` is readable; returns false if the
+    /// system cannot.
     pub(super) fn watch(&mut self, number: usize, device: BorrowedFd<'_>) -> bool {
         let data = epoll::EventData::new_u64(number as u64);
         let is_watched = epoll::add(&self.epoll, device, data, epoll::EventFlags::IN).is_ok();
@@ -104,18 +104,18 @@ fn whole_millis(limit: Duration) -> Duration {
 }
 
 impl Ring {
-    /// Returns true if guests wait to read something.
+    /// Returns true if ring clients wait to read something.
     pub(crate) const fn has_inputs(&self) -> bool {
         self.inputs.watched > 0
     }
 
-    /// Returns true if guests wait to read something and nothing else but signals can arrive.
+    /// Returns true if ring clients wait to read something and nothing else but signals can arrive.
     pub(crate) fn has_only_inputs(&self) -> bool {
-        let has_none = |hosted: &Hosted| hosted.in_kernel == 0 && hosted.apart.is_none();
-        self.has_inputs() && self.is_idle() && self.guests.iter().all(|(_, hosted)| has_none(hosted))
+        let has_none = |hosted: &HostedClient| hosted.in_kernel == 0 && hosted.dedicated.is_none();
+        self.has_inputs() && self.is_idle() && self.clients.iter().all(|(_, hosted)| has_none(hosted))
     }
 
-    /// Notifies the guests that have something to read; returns true if any has.
+    /// Notifies the ring clients that have something to read; returns true if any has.
     pub(crate) fn take_inputs(&mut self) -> bool {
         self.inputs.wait(Duration::ZERO);
         self.tell_inputs()
@@ -126,8 +126,8 @@ impl Ring {
         self.has_inputs() && !self.inputs.is_polled && self.take_inputs()
     }
 
-    /// Sleeps until guests have something to read and notifies them, or until a signal is raised or
-    /// `limit` has passed.
+    /// Sleeps until ring clients have something to read and notifies them, or until a signal is
+    /// raised or `limit` has passed.
     pub(crate) fn sleep_for_inputs(&mut self, limit: Duration) {
         self.inputs.wait(limit);
         // The caller's loop sees raised signals by itself.
@@ -138,9 +138,9 @@ impl Ring {
     fn tell_inputs(&mut self) -> bool {
         let mut has_any = false;
         for number in self.inputs.told.drain(..) {
-            let number = usize::try_from(number).expect("numbers of guests are slab indices");
-            if let Some(hosted) = self.guests.get_mut(number) {
-                hosted.guest.input();
+            let number = usize::try_from(number).expect("numbers of ring clients are slab indices");
+            if let Some(hosted) = self.clients.get_mut(number) {
+                hosted.client.input();
                 has_any = true;
             }
         }
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn nobody_wakes_too_early_where_only_milliseconds_are_waited_for() {
-        let mut inputs = Inputs::new(Signals::new().expect("an eventfd")).expect("an epoll");
+        let mut inputs = ClientInputs::new(Signals::new().expect("an eventfd")).expect("an epoll");
         inputs.is_exact = false;
         for limit in [1, 999_999, 1_000_001].map(Duration::from_nanos) {
             let began = std::time::Instant::now();

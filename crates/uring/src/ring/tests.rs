@@ -3,11 +3,11 @@ use crate::device::Access;
 use bcached_env::{Lender, Op, Token};
 
 #[derive(Debug)]
-struct OfRing(u64);
+struct RingMemory(u64);
 
-impl Lender for OfRing {
-    fn slot(&self) -> Slot {
-        Slot { ring: self.0, number: 0 }
+impl Lender for RingMemory {
+    fn slot(&self) -> BufferSlot {
+        BufferSlot { ring: self.0, number: 0 }
     }
 
     fn read(&self, _: usize, _: &mut [u8]) -> bool {
@@ -28,16 +28,16 @@ fn memory_that_is_registered_with_another_ring_is_not_for_this_one() {
     let counters = Arc::new(Counters::default());
     let [first, second] = [first, second].map(|ring| {
         let signals = Signals::new().expect("an eventfd");
-        let inputs = Inputs::new(Arc::clone(&signals)).expect("an epoll");
+        let inputs = ClientInputs::new(Arc::clone(&signals)).expect("an epoll");
         Ring::new(ring, inputs, signals, Arc::clone(&counters))
     });
     let file = tempfile::NamedTempFile::new().expect("a file");
     file.as_file().set_len(1 << 20).expect("room");
     let device = Arc::new(Device::open(file.path(), Access::Own).expect("ours"));
     let of = |ring: &Ring| {
-        let buffer = Lent::new(Arc::new(OfRing(ring.number)), 4096).into();
+        let buffer = LentBuffer::new(Arc::new(RingMemory(ring.number)), 4096).into();
         let op = Op::Read { sector: 0, buffer };
-        let Ok(work) = Work::new(Some(&device), Token(0), op, &counters) else { panic!("it fits") };
+        let Ok(work) = PreparedOp::new(Some(&device), Token(0), op, &counters) else { panic!("it fits") };
         work
     };
     assert!(first.can_do(&of(&first)) && second.can_do(&of(&second)));

@@ -1,8 +1,8 @@
 //! Helpers shared by the tests of both backends.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use bcached_env::{Driver, Env, Event, Executor, Order};
-use bcached_uring::{Access, Backend, Choice, Device, DriverOptions, Opened, open_driver};
+use bcached_env::{Driver, Env, Event, Executor, RunOrder};
+use bcached_uring::{Access, Backend, BackendChoice, Device, DriverOptions, OpenedDriver, open_driver};
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::path::Path;
@@ -13,44 +13,44 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Returns both backends; the ring only if it works, otherwise prints the reason.
-pub fn backends() -> Vec<Choice> {
-    let ring = open_driver(&DriverOptions { choice: Choice::Uring, ..DriverOptions::default() });
+pub fn backends() -> Vec<BackendChoice> {
+    let ring = open_driver(&DriverOptions { choice: BackendChoice::Uring, ..DriverOptions::default() });
     match ring {
         Ok(opened) => {
             assert!(matches!(opened.backend, Backend::Uring { .. }));
-            vec![Choice::Uring, Choice::Threads]
+            vec![BackendChoice::Uring, BackendChoice::Threads]
         }
         Err(error) => {
             skip(&format!("the ring's half of this test: {error}"));
-            vec![Choice::Threads]
+            vec![BackendChoice::Threads]
         }
     }
 }
 
 /// Opens a driver with one backend.
-pub fn open(choice: Choice) -> Opened {
+pub fn open(choice: BackendChoice) -> OpenedDriver {
     open_driver(&DriverOptions { choice, ..DriverOptions::default() }).expect("it was probed")
 }
 
 /// Runs `flow` on each backend, in a thread that is abandoned after a time limit.
 pub fn on_each<F, R>(flow: F)
 where
-    F: Fn(Env, Parts) -> R + Send + Sync + Copy + 'static,
+    F: Fn(Env, DriverHandles) -> R + Send + Sync + Copy + 'static,
     R: Future<Output = ()> + 'static,
 {
     for choice in backends() {
         within_limit(move || {
-            let Opened { driver, disks, bell, backend, .. } = open(choice);
+            let OpenedDriver { driver, disks, bell, backend, .. } = open(choice);
             println!("{backend}");
-            let mut executor = Executor::new(driver, Order::Fifo, 1);
+            let mut executor = Executor::new(driver, RunOrder::Fifo, 1);
             let env = executor.env();
-            executor.block_on(flow(env, Parts { disks, bell })).expect("this world does not halt");
+            executor.block_on(flow(env, DriverHandles { disks, bell })).expect("this world does not halt");
         });
     }
 }
 
 /// What a flow may need beside its [`Env`].
-pub struct Parts {
+pub struct DriverHandles {
     pub disks: bcached_uring::Disks,
     pub bell: bcached_uring::Bell,
 }
@@ -94,7 +94,7 @@ pub fn own(path: &Path) -> Device {
     Device::open(path, Access::Own).expect("nobody else has it")
 }
 
-/// Gives the guests of a driver a turn or two, without waiting.
+/// Gives the ring clients of a driver a turn or two, without waiting.
 pub fn turn(driver: &mut dyn Driver) {
     let mut events: Vec<Event> = Vec::new();
     for _ in 0..3 {

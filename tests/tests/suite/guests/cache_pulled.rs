@@ -4,7 +4,7 @@
 //! `docs/failures.md` states the promise: a volume without dirty data notices nothing, a client of
 //! a volume with dirty data waits or gets an error, and stale data is never read.
 
-use bcached_front_ublk::Transfer;
+use bcached_front_ublk::DataTransfer;
 use bcached_tests::failure::Outcome;
 use bcached_tests::vm::Vm;
 use bcached_tests::vm::devices::{all_is_well, new_vm_having, vm_having};
@@ -186,35 +186,35 @@ kill -TERM $server; wait $server
 test -z "$(ls /sys/class/ublk-char)"
 bcached check --backing /dev/vdb --backing /dev/vdc $cache > /dev/null"#;
 
-fn vm_with(transfer: Transfer) -> Option<Vm> {
+fn vm_with(transfer: DataTransfer) -> Option<Vm> {
     let (tools, drivers) = (["fio", "e2fsck"], ["drivers/block/ublk_drv", "drivers/block/loop"]);
     match transfer {
-        Transfer::UserCopy => vm_having("bcached", &tools, &drivers),
-        Transfer::ZeroCopy => Some(new_vm_having("bcached", &tools, &drivers)?.sized(768, 2)),
+        DataTransfer::UserCopy => vm_having("bcached", &tools, &drivers),
+        DataTransfer::ZeroCopy => Some(new_vm_having("bcached", &tools, &drivers)?.sized(768, 2)),
     }
 }
 
-fn with(transfer: Transfer, script: &str) -> Outcome {
+fn with(transfer: DataTransfer, script: &str) -> Outcome {
     let Some(vm) = vm_with(transfer) else { return Ok(()) };
     all_is_well(&vm, &[96, 128, 128], &format!("transfer='{}'\n{BEGINS}{script}", transfer.word()))
 }
 
 #[test]
 fn who_has_nothing_dirty_does_not_notice_that_the_cache_is_pulled() -> Outcome {
-    with(Transfer::UserCopy, CLEAN)
+    with(DataTransfer::UserCopy, CLEAN)
 }
 
 #[test]
 fn nor_does_he_where_memory_is_registered() -> Outcome {
-    with(Transfer::ZeroCopy, CLEAN)
+    with(DataTransfer::ZeroCopy, CLEAN)
 }
 
 #[test]
 fn what_was_dirty_is_there_when_a_pulled_cache_is_back() -> Outcome {
-    with(Transfer::UserCopy, DIRTY)
+    with(DataTransfer::UserCopy, DIRTY)
 }
 
 #[test]
 fn so_it_is_where_memory_is_registered() -> Outcome {
-    with(Transfer::ZeroCopy, DIRTY)
+    with(DataTransfer::ZeroCopy, DIRTY)
 }

@@ -1,7 +1,7 @@
 //! Volumes as block devices of a real kernel, in a guest: the ublk front end on a file, and the
 //! daemon.
 
-use bcached_front_ublk::Transfer;
+use bcached_front_ublk::DataTransfer;
 use bcached_tests::failure::Outcome;
 use bcached_tests::vm::Vm;
 use bcached_tests::vm::devices::{self, DAEMON, run_on};
@@ -24,49 +24,53 @@ serve() {
 
 /// Returns a guest whose kernel can only copy the data of requests, or one whose kernel registers
 /// their memory with the ring. The latter has two processors, so a device has two queues.
-fn vm_with(transfer: Transfer, program: &str) -> Option<Vm> {
+fn vm_with(transfer: DataTransfer, program: &str) -> Option<Vm> {
     let drivers = ["drivers/block/ublk_drv"];
     match transfer {
-        Transfer::UserCopy => devices::vm_with(program, &drivers),
-        Transfer::ZeroCopy => Some(devices::new_vm_having(program, &[], &drivers)?.sized(768, 2)),
+        DataTransfer::UserCopy => devices::vm_with(program, &drivers),
+        DataTransfer::ZeroCopy => Some(devices::new_vm_having(program, &[], &drivers)?.sized(768, 2)),
     }
 }
 
-fn run(vm: &Vm, transfer: Transfer, script: &str) -> Result<Vec<String>, bcached_tests::failure::Failure> {
+fn run(
+    vm: &Vm,
+    transfer: DataTransfer,
+    script: &str,
+) -> Result<Vec<String>, bcached_tests::failure::Failure> {
     run_on(vm, &[256], &format!("transfer='{}'\n{SERVE}{script}", transfer.word()))
 }
 
 #[test]
 fn a_volume_is_a_block_device_with_a_file_system_and_goes_when_it_is_told() -> Outcome {
-    has_a_file_system(Transfer::UserCopy)
+    has_a_file_system(DataTransfer::UserCopy)
 }
 
 #[test]
 fn a_volume_whose_memory_is_registered_is_one_too() -> Outcome {
-    has_a_file_system(Transfer::ZeroCopy)
+    has_a_file_system(DataTransfer::ZeroCopy)
 }
 
 #[test]
 fn who_writes_to_a_device_does_not_notice_that_its_server_was_killed() -> Outcome {
-    outlives_its_server(Transfer::UserCopy)
+    outlives_its_server(DataTransfer::UserCopy)
 }
 
 #[test]
 fn nor_if_its_memory_was_registered() -> Outcome {
-    outlives_its_server(Transfer::ZeroCopy)
+    outlives_its_server(DataTransfer::ZeroCopy)
 }
 
 #[test]
 fn a_volume_of_the_daemon_is_a_block_device_that_outlives_it() -> Outcome {
-    outlives_the_daemon(Transfer::UserCopy)
+    outlives_the_daemon(DataTransfer::UserCopy)
 }
 
 #[test]
 fn so_it_is_where_memory_is_registered() -> Outcome {
-    outlives_the_daemon(Transfer::ZeroCopy)
+    outlives_the_daemon(DataTransfer::ZeroCopy)
 }
 
-fn has_a_file_system(transfer: Transfer) -> Outcome {
+fn has_a_file_system(transfer: DataTransfer) -> Outcome {
     let Some(vm) = vm_with(transfer, "ublk-file") else { return Ok(()) };
     let said = run(
         &vm,
@@ -111,7 +115,7 @@ echo all is well",
 
 /// The server is killed under load, again and again. Its I/O waits for the next server, and nothing
 /// above sees an error.
-fn outlives_its_server(transfer: Transfer) -> Outcome {
+fn outlives_its_server(transfer: DataTransfer) -> Outcome {
     let Some(vm) = vm_with(transfer, "ublk-file") else { return Ok(()) };
     let said = run(
         &vm,
@@ -230,7 +234,7 @@ test -z "$(ls /sys/class/ublk-char)"
 bcached check --backing /dev/vdb /dev/vda > /dev/null
 echo all is well"#;
 
-fn outlives_the_daemon(transfer: Transfer) -> Outcome {
+fn outlives_the_daemon(transfer: DataTransfer) -> Outcome {
     let Some(vm) = vm_with(transfer, "bcached") else { return Ok(()) };
     let said = run_on(&vm, &[128, 256], &format!("{DAEMON}{OUTLIVES}"))?;
     let in_use = |line: &String| line.contains("it is in use by the mount /mnt");

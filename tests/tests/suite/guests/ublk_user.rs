@@ -3,7 +3,7 @@
 //! (docs/decisions/0021-no-devices-without-privileges.md). With that capability alone, it makes
 //! devices that outlive it, provided that its user is given access to the character device.
 
-use bcached_front_ublk::Transfer;
+use bcached_front_ublk::DataTransfer;
 use bcached_tests::failure::Outcome;
 use bcached_tests::requires;
 use bcached_tests::vm::Vm;
@@ -124,7 +124,7 @@ fn who_has_no_capability_is_told_what_to_use() -> Outcome {
 #[test]
 fn with_one_capability_a_daemon_of_a_user_has_devices_that_outlive_it() -> Outcome {
     let Some(vm) = vm_having("bcached", &["setpriv"], &["drivers/block/ublk_drv"]) else { return Ok(()) };
-    outlives(&vm, Transfer::UserCopy, GIVES_LATE)
+    outlives(&vm, DataTransfer::UserCopy, GIVES_LATE)
 }
 
 #[test]
@@ -133,9 +133,9 @@ fn so_it_has_by_udev_and_where_memory_is_registered() -> Outcome {
     let Some(vm) = new_vm_having("bcached", &tools, &["drivers/block/ublk_drv"]) else { return Ok(()) };
     let Some(udev) = requires::program("udevadm") else { return Ok(()) };
     let vm = vm.with_files([(udev, "/lib/systemd/systemd-udevd".to_owned())]);
-    outlives(&vm, Transfer::ZeroCopy, UDEV_GIVES)
+    outlives(&vm, DataTransfer::ZeroCopy, UDEV_GIVES)
 }
 
-fn outlives(vm: &Vm, transfer: Transfer, gives: &str) -> Outcome {
+fn outlives(vm: &Vm, transfer: DataTransfer, gives: &str) -> Outcome {
     all_is_well(vm, &[], &format!("transfer='{}'\n{gives}{USER}{WITH_ONE}", transfer.word()))
 }

@@ -10,9 +10,9 @@
 
 use bcached_format::checksum::checksum;
 use bcached_format::{
-    Attachment, BackingFormat, BackingState, BackingSuperblock, BsetPlace, BucketPrio, CacheFormat,
-    CacheMode, CacheSuperblock, DeviceIndex, Gen, Geometry, Inode, JsetHeader, Key, Pointer, Pointers,
-    Position, Replacement, TableSeal, Uuid, UuidSlot, bset, jset, prio, uuid,
+    Attachment, BackingFormat, BackingState, BackingSuperblock, BucketPrio, CacheFormat, CacheMode,
+    CacheSuperblock, DeviceIndex, Gen, Geometry, Inode, JsetHeader, Key, NodeIdentity, Pointer, Pointers,
+    Position, ReplacementPolicy, TableSeal, Uuid, UuidSlot, bset, jset, prio, uuid,
 };
 
 pub const BUCKET_SECTORS: u64 = 16;
@@ -25,17 +25,17 @@ pub const BACKING_UUID: Uuid = Uuid([3; 16]);
 pub const DATA_OFFSET: u64 = 16;
 
 /// An entry of the journal.
-pub type Entry = (JsetHeader, Vec<Key>);
+pub type BuiltEntry = (JsetHeader, Vec<Key>);
 
 /// An image under construction; `finish` writes what is in the fields.
-pub struct Image {
+pub struct ImageBuilder {
     pub superblock: CacheSuperblock,
     pub generations: Vec<u8>,
     pub prios: Vec<u16>,
     pub slots: Vec<UuidSlot>,
     pub header: JsetHeader,
     /// Journal buckets: the index of the bucket, and the entries in it.
-    pub journal: Vec<(u64, Vec<Entry>)>,
+    pub journal: Vec<(u64, Vec<BuiltEntry>)>,
     pub prio_next: u64,
     bytes: Vec<u8>,
 }
@@ -65,7 +65,7 @@ pub fn node_key(bucket: u64, position: Position) -> Key {
     }
 }
 
-impl Image {
+impl ImageBuilder {
     /// Creates a set with one backing device in slot 0, a flash-only volume of 4096 sectors in slot
     /// 1, and no content.
     pub fn new() -> Self {
@@ -76,7 +76,7 @@ impl Image {
             block_sectors: 1,
             bucket_sectors: u16::try_from(BUCKET_SECTORS).unwrap(),
             discard: false,
-            replacement: Replacement::Lru,
+            replacement: ReplacementPolicy::Lru,
         })
         .unwrap();
         superblock.set_journal_buckets(8);
@@ -136,15 +136,15 @@ impl Image {
     }
 
     /// Returns journal entries `seqs` with the current header, in the bucket with this index.
-    pub fn entries(&self, index: u64, seqs: &[(u64, u64, &[Key])]) -> (u64, Vec<Entry>) {
+    pub fn entries(&self, index: u64, seqs: &[(u64, u64, &[Key])]) -> (u64, Vec<BuiltEntry>) {
         let entry = |(seq, last_seq, keys): &(u64, u64, &[Key])| {
             (JsetHeader { seq: *seq, last_seq: *last_seq, ..self.header }, keys.to_vec())
         };
         (index, seqs.iter().map(entry).collect())
     }
 
-    pub fn place(&self, bucket: u64) -> BsetPlace {
-        BsetPlace { magic: self.geometry().magic, node: pointer(bucket, 0, 0) }
+    pub fn place(&self, bucket: u64) -> NodeIdentity {
+        NodeIdentity { magic: self.geometry().magic, node: pointer(bucket, 0, 0) }
     }
 
     /// Writes a node of these sets, each in blocks of its own.
@@ -207,7 +207,8 @@ impl Image {
     }
 }
 
-/// Creates a backing device of 2 MiB for slot 0 of [`Image`], with all data bytes set to `fill`.
+/// Creates a backing device of 2 MiB for slot 0 of [`ImageBuilder`], with all data bytes set to
+/// `fill`.
 pub fn backing(state: BackingState, fill: u8) -> Vec<u8> {
     backing_of(state, fill, None)
 }

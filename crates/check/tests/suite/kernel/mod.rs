@@ -22,13 +22,13 @@ const MODULES: &str = "/usr/lib/uml/modules";
 
 /// How the kernel stops.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum KernelStop {
     Clean,
     Crash,
 }
 
 /// What a guest left behind.
-pub struct Images {
+pub struct KernelImages {
     pub cache: Vec<u8>,
     pub backing: Vec<u8>,
     /// Content of the backed volume and of the flash-only one, as the kernel served them.
@@ -47,7 +47,7 @@ pub fn missing() -> Option<String> {
 
 /// Formats, boots, works on the set, and stops. `bucket` and `block` are sizes as make-bcache takes
 /// them.
-pub fn make(bucket: &str, block: &str, cache_mib: u64, end: End) -> Images {
+pub fn make(bucket: &str, block: &str, cache_mib: u64, end: KernelStop) -> KernelImages {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     for (name, size) in [("cache", cache_mib << 20), ("backing", 16 << 20)] {
@@ -58,7 +58,11 @@ pub fn make(bucket: &str, block: &str, cache_mib: u64, end: End) -> Images {
     assert!(format.stdout(Stdio::null()).status().unwrap().success());
     boot(directory.path(), end);
     let read = |name: &str| fs::read(at(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
-    Images { cache: read("cache"), backing: read("backing"), volumes: [read("volume0"), read("volume1")] }
+    KernelImages {
+        cache: read("cache"),
+        backing: read("backing"),
+        volumes: [read("volume0"), read("volume1")],
+    }
 }
 
 /// Writes of all kinds, with flushes in between, so that leaves have several sets and the journal
@@ -92,7 +96,7 @@ for n in 0 1; do dd if=/dev/bcache$n of=/mnt/volume$n bs=64k iflag=direct 2> /de
 sync
 "#;
 
-fn boot(directory: &Path, end: End) {
+fn boot(directory: &Path, end: KernelStop) {
     let shim = directory.join("shim.so");
     let source = directory.join("shim.c");
     fs::write(&source, include_str!("../../../../../tests/src/uml/shim.c")).unwrap();
@@ -102,8 +106,8 @@ fn boot(directory: &Path, end: End) {
     );
     let version = fs::read_dir(MODULES).unwrap().next().unwrap().unwrap().path().join("kernel");
     let stop = match end {
-        End::Clean => "busybox poweroff -f",
-        End::Crash => "echo c > /proc/sysrq-trigger",
+        KernelStop::Clean => "busybox poweroff -f",
+        KernelStop::Crash => "echo c > /proc/sysrq-trigger",
     };
     let init = directory.join("init");
     let here = directory.display();

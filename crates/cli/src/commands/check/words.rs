@@ -1,7 +1,9 @@
 //! The text of a check's result: a verdict, and the damage grouped by kind, with what each kind
 //! costs.
 
-use bcached_check::{Claim, Damage, DamageKind, Dirty, Hidden, Known, Report, Severity, Structure, Volume};
+use bcached_check::{
+    BackingClaim, Certainty, Damage, DamageKind, DirtyCount, HiddenRange, Report, Severity, Structure, Volume,
+};
 use bcached_control::sizes::{human, human_range};
 use bcached_format::Position;
 use bcached_format::units::bytes_of;
@@ -10,7 +12,7 @@ use std::collections::BTreeSet;
 
 /// The findings of one kind.
 #[derive(Serialize)]
-pub struct Group {
+pub struct FindingGroup {
     /// How bad it is.
     pub severity: Severity,
     /// The number of findings.
@@ -46,7 +48,7 @@ fn worst(report: &Report) -> Option<String> {
     let any = |is_it: fn(&DamageKind) -> bool| errors().any(|damage| is_it(&damage.kind));
     let is_root = |damage: &Damage| {
         let is_all =
-            |node: bcached_check::NodePlace| node.low == Position::ZERO && node.high == Position::MAX;
+            |node: bcached_check::NodeLocation| node.low == Position::ZERO && node.high == Position::MAX;
         matches!(damage.kind, DamageKind::BadRoot { .. })
             || damage.hides_keys() && report.tree.is_some_and(|tree| tree.leaves + tree.interior_nodes == 0)
             || damage.hides_keys() && damage.place.node.is_some_and(is_all)
@@ -60,7 +62,7 @@ fn worst(report: &Report) -> Option<String> {
         () if any(|kind| matches!(kind, DamageKind::NoJournalEntries)) => "journal unreadable".to_owned(),
         () if errors().any(is_root) => "root node unreadable".to_owned(),
         () if of(Structure::Priorities) => "generations of the buckets unreadable".to_owned(),
-        () if of(Structure::Journal) && report.dirty.state == Known::Unknown => {
+        () if of(Structure::Journal) && report.dirty.state == Certainty::Unknown => {
             "journal incomplete".to_owned()
         }
         () if any(|kind| matches!(kind, DamageKind::OlderCache { .. })) => {
@@ -85,25 +87,25 @@ fn worst(report: &Report) -> Option<String> {
 /// Returns how much data is dirty, as far as that is known. Adds the state in the backing devices'
 /// superblocks if the amount is unknown or the two differ.
 fn dirty(report: &Report) -> String {
-    let Dirty { state, sectors, alone_sectors, nobodys_sectors } = report.dirty;
+    let DirtyCount { state, sectors, alone_sectors, nobodys_sectors } = report.dirty;
     let mut text = match state {
-        Known::Known => with_others(Some(format!("{} dirty", human(bytes_of(sectors)))), &report.dirty),
-        Known::AtLeast if sectors > 0 => {
+        Certainty::Known => with_others(Some(format!("{} dirty", human(bytes_of(sectors)))), &report.dirty),
+        Certainty::AtLeast if sectors > 0 => {
             with_others(Some(format!("at least {} dirty", human(bytes_of(sectors)))), &report.dirty)
         }
-        Known::AtLeast if alone_sectors + nobodys_sectors > 0 => with_others(None, &report.dirty),
-        Known::Unknown if nobodys_sectors > 0 => {
+        Certainty::AtLeast if alone_sectors + nobodys_sectors > 0 => with_others(None, &report.dirty),
+        Certainty::Unknown if nobodys_sectors > 0 => {
             format!(
                 "{} dirty, of volumes that the volume table does not name",
                 human(bytes_of(nobodys_sectors))
             )
         }
-        Known::AtLeast | Known::Unknown => "amount of dirty data unknown".to_owned(),
+        Certainty::AtLeast | Certainty::Unknown => "amount of dirty data unknown".to_owned(),
     };
-    let is_odd = |claim: &&Claim| {
+    let is_odd = |claim: &&BackingClaim| {
         let volume = report.volumes.iter().find(|volume| volume.uuid == claim.uuid);
         let is_none = volume.is_none_or(|volume| volume.dirty_sectors == 0);
-        state != Known::Known || claim.state == "dirty" && is_none
+        state != Certainty::Known || claim.state == "dirty" && is_none
     };
     for said in ["dirty", "clean", "stale"] {
         let those = report.claims.iter().filter(is_odd).filter(|claim| claim.state == said);
@@ -119,7 +121,7 @@ fn dirty(report: &Report) -> String {
 
 /// Joins the dirty data of volumes with backing devices (`None`: none is known of) and that of
 /// other volumes.
-fn with_others(of_backed: Option<String>, dirty: &Dirty) -> String {
+fn with_others(of_backed: Option<String>, dirty: &DirtyCount) -> String {
     let others = [
         (dirty.alone_sectors, "of flash-only volumes"),
         (dirty.nobodys_sectors, "of volumes that the table does not name"),
@@ -133,7 +135,7 @@ fn with_others(of_backed: Option<String>, dirty: &Dirty) -> String {
 }
 
 /// Returns one group for each kind of finding, the worst first.
-pub fn groups(report: &Report) -> Vec<Group> {
+pub fn groups(report: &Report) -> Vec<FindingGroup> {
     let mut groups = Vec::new();
     let nodes = damaged_nodes(report);
     if nodes > 0 {
@@ -145,7 +147,7 @@ pub fn groups(report: &Report) -> Vec<Group> {
         let what =
             if nodes == 1 { "index node damaged".to_owned() } else { format!("{nodes} index nodes damaged") };
         let severity = Severity::Error;
-        groups.push(Group { severity, count: nodes, what: format!("{what}; {cost}") });
+        groups.push(FindingGroup { severity, count: nodes, what: format!("{what}; {cost}") });
     }
     for count in &report.counts {
         let is_it = |damage: &&Damage| damage.severity == count.severity && damage.kind.name() == count.kind;
@@ -161,7 +163,7 @@ pub fn groups(report: &Report) -> Vec<Group> {
             (_, 1) => first.to_string(),
             (_, count) => format!("{first} (and {} more of this kind)", count - 1),
         };
-        groups.push(Group { severity: count.severity, count: count.count, what });
+        groups.push(FindingGroup { severity: count.severity, count: count.count, what });
     }
     groups
 }
@@ -186,7 +188,7 @@ fn damaged_nodes(report: &Report) -> u64 {
 }
 
 /// Returns a range like `media 711-761 MiB`, counted from the start of the volume.
-fn stretch(report: &Report, hidden: &Hidden) -> String {
+fn stretch(report: &Report, hidden: &HiddenRange) -> String {
     let Some(volume) = report.volumes.iter().find(|volume| volume.inode == hidden.inode) else {
         return format!("volume number {}", hidden.inode);
     };
@@ -208,7 +210,7 @@ fn name_in(report: &Report, volume: &Volume) -> String {
     claim.map_or_else(|| name(volume), of_claim)
 }
 
-fn of_claim(claim: &Claim) -> String {
+fn of_claim(claim: &BackingClaim) -> String {
     let label = claim.label.to_string();
     if label.is_empty() { claim.uuid.to_string() } else { label }
 }

@@ -2,11 +2,11 @@
 //! member of a set.
 
 use super::Finding;
-use super::system::System;
+use super::system::SystemPaths;
 use bcached_control::sizes::human;
 use bcached_format::Superblock;
 use bcached_format::units::bytes_of;
-use bcached_uring::Identity;
+use bcached_uring::DeviceIdentity;
 use std::path::{Path, PathBuf};
 
 /// The engine ignores a reported optimal I/O size larger than this.
@@ -14,7 +14,7 @@ const OPTIMAL_MAX: u64 = 1 << 39;
 
 /// The reported properties. A number that the kernel does not report is absent.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub(super) struct Hardware {
+pub(super) struct DeviceProperties {
     pub(super) physical_block_bytes: Option<u64>,
     /// The driver's minimum and optimal I/O size; 0: not reported.
     pub(super) minimum_io_bytes: Option<u64>,
@@ -30,10 +30,10 @@ pub(super) struct Hardware {
     level: Option<String>,
 }
 
-impl Hardware {
+impl DeviceProperties {
     /// Returns the properties of a block device; `None` for a file, for which there are none.
-    pub(super) fn of(system: &System, identity: Identity) -> Option<Self> {
-        let Identity::Block { major, minor } = identity else { return None };
+    pub(super) fn of(system: &SystemPaths, identity: DeviceIdentity) -> Option<Self> {
+        let DeviceIdentity::Block { major, minor } = identity else { return None };
         // The link is resolved first: a partition lies in the directory of its disk, whose queue it
         // shares.
         let place = std::fs::canonicalize(system.path(&format!("/sys/dev/block/{major}:{minor}"))).ok()?;
@@ -144,7 +144,7 @@ fn text(path: &Path) -> Option<String> {
 mod tests {
     use super::*;
     use bcached_format::{
-        BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, Replacement, Uuid,
+        BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, ReplacementPolicy, Uuid,
     };
 
     /// Creates a disk 8:0 with a partition 8:1, as sysfs shows them.
@@ -167,8 +167,9 @@ mod tests {
     }
 
     fn kinds(root: &Path, minor: u32, superblock: &Superblock) -> Vec<&'static str> {
-        let system = System::at(root, "6.1");
-        let hardware = Hardware::of(&system, Identity::Block { major: 8, minor }).expect("it is told of");
+        let system = SystemPaths::at(root, "6.1");
+        let hardware =
+            DeviceProperties::of(&system, DeviceIdentity::Block { major: 8, minor }).expect("it is told of");
         hardware.findings(superblock).iter().map(|finding| finding.kind).collect()
     }
 
@@ -180,7 +181,7 @@ mod tests {
             block_sectors,
             bucket_sectors: 128,
             discard: false,
-            replacement: Replacement::Lru,
+            replacement: ReplacementPolicy::Lru,
         };
         Superblock::Cache(CacheSuperblock::format(format).expect("a good one"))
     }
@@ -236,9 +237,9 @@ mod tests {
     #[test]
     fn of_a_device_that_the_kernel_does_not_tell_of_nothing_is_said() {
         let root = tempfile::tempdir().expect("a folder");
-        let system = System::at(root.path(), "6.1");
-        assert_eq!(Hardware::of(&system, Identity::Block { major: 8, minor: 9 }), None);
-        assert_eq!(Hardware::of(&system, Identity::File { device: 1, inode: 1 }), None);
-        assert!(Hardware::default().findings(&cache(1)).is_empty());
+        let system = SystemPaths::at(root.path(), "6.1");
+        assert_eq!(DeviceProperties::of(&system, DeviceIdentity::Block { major: 8, minor: 9 }), None);
+        assert_eq!(DeviceProperties::of(&system, DeviceIdentity::File { device: 1, inode: 1 }), None);
+        assert!(DeviceProperties::default().findings(&cache(1)).is_empty());
     }
 }

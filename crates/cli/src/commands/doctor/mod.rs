@@ -6,22 +6,22 @@
 //! | `ways` | the ways to export a volume, and what the missing ones need |
 //! | `machine` | what else serving needs from a machine |
 //! | `udev` | udev's rules, and what they do with a device |
-//! | `patient` | a device: what is on it, and which process holds it |
+//! | `device` | a device: what is on it, and which process holds it |
 //! | `hardware` | what the kernel reports about a device, and what of that is bad |
 //! | `system` | where all that is read: below a root directory, which a test replaces |
 
+mod device;
 mod hardware;
 mod machine;
-mod patient;
 mod system;
 mod udev;
 mod ways;
 
-use self::patient::{Patient, Seen};
-use self::system::System;
+use self::device::{DeviceReport, ExaminedDevice};
+use self::system::SystemPaths;
 use crate::failure::Failure;
 use crate::flags;
-use crate::output::{Report, Show};
+use crate::output::{Printable, Report};
 use bcached_offline::lost_sets::LostSets;
 use serde::Serialize;
 use std::borrow::Cow;
@@ -33,14 +33,14 @@ const WIDTH: usize = 100;
 
 /// The result of an examination.
 #[derive(Serialize)]
-struct Examined {
-    machine: Vec<Item>,
-    devices: Vec<Patient>,
+struct DoctorReport {
+    machine: Vec<Facility>,
+    devices: Vec<DeviceReport>,
 }
 
 /// A facility that a machine may offer.
 #[derive(Serialize)]
-struct Item {
+struct Facility {
     name: &'static str,
     available: bool,
     detail: Cow<'static, str>,
@@ -48,12 +48,12 @@ struct Item {
     #[serde(skip_serializing_if = "Option::is_none")]
     mends: Option<String>,
     #[serde(skip)]
-    state: State,
+    state: FacilityState,
 }
 
 /// How good the state of a facility is, in the text.
 #[derive(Clone, Copy)]
-enum State {
+enum FacilityState {
     /// Nothing needs attention.
     Ok,
     /// It is not available, or needs attention.
@@ -62,7 +62,7 @@ enum State {
     Fail,
 }
 
-impl State {
+impl FacilityState {
     const fn word(self) -> &'static str {
         match self {
             Self::Ok => "OK",
@@ -79,16 +79,16 @@ struct Finding {
     text: String,
 }
 
-impl Item {
+impl Facility {
     fn yes(name: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
-        Self { name, available: true, detail: detail.into(), mends: None, state: State::Ok }
+        Self { name, available: true, detail: detail.into(), mends: None, state: FacilityState::Ok }
     }
 
     fn no(name: &'static str, detail: impl Into<Cow<'static, str>>, mends: Option<String>) -> Self {
-        Self { name, available: false, detail: detail.into(), mends, state: State::Warn }
+        Self { name, available: false, detail: detail.into(), mends, state: FacilityState::Warn }
     }
 
-    const fn in_state(mut self, state: State) -> Self {
+    const fn in_state(mut self, state: FacilityState) -> Self {
         self.state = state;
         self
     }
@@ -101,17 +101,18 @@ impl Finding {
 }
 
 /// Examines the machine and the devices.
-pub fn run(flags: &flags::Doctor) -> Result<Report, Failure> {
-    let system = System::here();
+pub fn run(flags: &flags::DoctorArgs) -> Result<Report, Failure> {
+    let system = SystemPaths::here();
     let lost = match flags.devices.as_slice() {
         [] => LostSets::default(),
         devices => LostSets::look_with(devices, flags.configuration.config.as_deref())?,
     };
-    let mut seen: Vec<_> = flags.devices.iter().map(|path| Seen::at(path, &system, &lost)).collect();
-    patient::compare_roles(&mut seen);
-    let unfit = seen.iter().find_map(|seen| seen.failure.clone());
-    let devices = seen.into_iter().map(|seen| seen.patient).collect();
-    let report = Report::of(&Examined { machine: machine::items(&system), devices })?;
+    let mut examined: Vec<_> =
+        flags.devices.iter().map(|path| ExaminedDevice::at(path, &system, &lost)).collect();
+    device::compare_roles(&mut examined);
+    let unfit = examined.iter().find_map(|examined| examined.failure.clone());
+    let devices = examined.into_iter().map(|examined| examined.report).collect();
+    let report = Report::of(&DoctorReport { machine: machine::items(&system), devices })?;
     Ok(match unfit {
         // The line of its device already reports it.
         Some(failure) => report.failing(failure).telling_failures(),
@@ -119,7 +120,7 @@ pub fn run(flags: &flags::Doctor) -> Result<Report, Failure> {
     })
 }
 
-impl Show for Examined {
+impl Printable for DoctorReport {
     const SCHEMA: &'static str = "bcached.doctor";
 
     fn text(&self) -> String {
@@ -129,11 +130,11 @@ impl Show for Examined {
             let mends = item.mends.as_ref().map_or_else(String::new, |mends| format!(". Fix: {mends}"));
             wrapped(&mut text, &head, &format!("{}{mends}", item.detail));
         }
-        for patient in &self.devices {
-            let word = if patient.fit { "fit" } else { "not fit" };
+        for report in &self.devices {
+            let word = if report.fit { "fit" } else { "not fit" };
             // Writing to a string cannot fail.
-            let _ = writeln!(text, "{}: {word}, {}{}", patient.device, patient.detail, patient.measures());
-            for finding in &patient.findings {
+            let _ = writeln!(text, "{}: {word}, {}{}", report.device, report.detail, report.measures());
+            for finding in &report.findings {
                 let _ = writeln!(text, "  {}: {}", finding.kind, finding.text);
             }
         }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::path::PathBuf;
 
 /// The places that are examined.
-pub(super) struct System {
+pub(super) struct SystemPaths {
     root: PathBuf,
     /// The root of udev's rules. It is separate so that a test also excludes the machine's own
     /// rules.
@@ -18,9 +18,9 @@ pub(super) struct System {
 
 /// Whether a kernel has a module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Module {
+pub(super) enum KernelModule {
     /// It exists and can be loaded.
-    There,
+    Loadable,
     /// It is built into the kernel.
     BuiltIn,
     /// This kernel has no module of that name.
@@ -29,7 +29,7 @@ pub(super) enum Module {
     Unknown,
 }
 
-impl System {
+impl SystemPaths {
     /// This machine.
     pub(super) fn here() -> Self {
         let release = rustix::system::uname().release().to_string_lossy().into_owned();
@@ -63,26 +63,28 @@ impl System {
         }
     }
 
-    pub(super) fn module(&self, name: &str) -> Module {
+    pub(super) fn module(&self, name: &str) -> KernelModule {
         let folder = ["/lib/modules", "/usr/lib/modules"].map(|place| self.path(place).join(&self.release));
         let listed = |file: &str| {
             let texts = folder.iter().filter_map(|folder| std::fs::read_to_string(folder.join(file)).ok());
             texts.map(|text| text.lines().any(|line| is_module(line, name))).next()
         };
         match (listed("modules.builtin"), listed("modules.dep").or_else(|| listed("modules.order"))) {
-            (Some(true), _) => Module::BuiltIn,
-            (_, Some(true)) => Module::There,
-            (_, Some(false)) => Module::Absent,
-            (_, None) => Module::Unknown,
+            (Some(true), _) => KernelModule::BuiltIn,
+            (_, Some(true)) => KernelModule::Loadable,
+            (_, Some(false)) => KernelModule::Absent,
+            (_, None) => KernelModule::Unknown,
         }
     }
 
     /// Returns how to make a module's device available.
     pub(super) fn mends(&self, module: &str) -> String {
         match self.module(module) {
-            Module::There | Module::Unknown => format!("modprobe {module}"),
-            Module::BuiltIn => "it is built into this kernel: give this container the device".to_owned(),
-            Module::Absent => format!(
+            KernelModule::Loadable | KernelModule::Unknown => format!("modprobe {module}"),
+            KernelModule::BuiltIn => {
+                "it is built into this kernel: give this container the device".to_owned()
+            }
+            KernelModule::Absent => format!(
                 "this kernel has no {module}: install linux-modules-extra-{} (Ubuntu) or kernel-modules-extra (Fedora), or use another kernel",
                 self.release
             ),
@@ -106,10 +108,10 @@ mod tests {
     #[test]
     fn a_missing_driver_is_mended_by_what_this_kernel_has() {
         let root = tempfile::tempdir().expect("a folder");
-        let system = System::at(root.path(), "6.8.0-31-generic");
+        let system = SystemPaths::at(root.path(), "6.8.0-31-generic");
         assert_eq!(
             (system.module("ublk_drv"), system.mends("ublk_drv")),
-            (Module::Unknown, "modprobe ublk_drv".into())
+            (KernelModule::Unknown, "modprobe ublk_drv".into())
         );
         let folder = root.path().join("lib/modules/6.8.0-31-generic");
         std::fs::create_dir_all(&folder).expect("a folder");
@@ -117,14 +119,17 @@ mod tests {
         let all = "kernel/drivers/block/nbd.ko.zst:\nkernel/drivers/md/dm-mod.ko: kernel/a/ublk_drv.ko\n";
         std::fs::write(folder.join("modules.dep"), all).expect("a file");
         let found = ["nbd", "loop", "dm_mod", "ublk_drv"].map(|name| system.module(name));
-        assert_eq!(found, [Module::There, Module::BuiltIn, Module::There, Module::Absent]);
+        assert_eq!(
+            found,
+            [KernelModule::Loadable, KernelModule::BuiltIn, KernelModule::Loadable, KernelModule::Absent]
+        );
         assert!(system.mends("ublk_drv").contains("linux-modules-extra-6.8.0-31-generic"));
         assert_eq!(system.mends("nbd"), "modprobe nbd");
     }
 
     #[test]
     fn versions_of_kernels_are_compared_as_numbers() {
-        let of = |release: &str| System::at(Path::new("/"), release);
+        let of = |release: &str| SystemPaths::at(Path::new("/"), release);
         assert!(of("6.10.3-amd64").is_from(6, 5) && of("7.0.0").is_from(6, 5) && of("6.5").is_from(6, 5));
         assert!(!of("6.1.0-37-amd64").is_from(6, 5) && !of("5.15.0").is_from(6, 5) && of("?").is_from(6, 5));
     }

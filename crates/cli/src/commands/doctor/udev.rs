@@ -1,8 +1,8 @@
 //! udev's rules: that of bcache-tools, which gives every bcache device to the kernel, and
 //! bcached's, which protects the configured devices from it.
 
-use super::system::System;
-use super::{Finding, Item, State};
+use super::system::SystemPaths;
+use super::{Facility, FacilityState, Finding};
 use bcached_format::Uuid;
 use bcached_uring::udev::{OWNED_RULES_PATH, owned_rules};
 use std::path::PathBuf;
@@ -11,23 +11,23 @@ use std::path::PathBuf;
 const FOLDERS: &[&str] =
     &["/etc/udev/rules.d", "/run/udev/rules.d", "/usr/lib/udev/rules.d", "/lib/udev/rules.d"];
 
-pub(super) fn items(system: &System) -> Vec<Item> {
+pub(super) fn items(system: &SystemPaths) -> Vec<Facility> {
     let item = |name, word, detail: &str| match rule(system, word) {
-        Some(path) => Item::yes(name, format!("{}: {detail}", path.display())),
-        None => Item::no(name, "not installed", None),
+        Some(path) => Facility::yes(name, format!("{}: {detail}", path.display())),
+        None => Facility::no(name, "not installed", None),
     };
     let ours = item("udev rule of bcached", "bcached", "it keeps configured devices from the kernel");
     let kernels = item("udev rule of bcache-tools", "bcache", "it gives every bcache device to the kernel");
     let is_unprotected = kernels.available && !ours.available;
     let mends = is_unprotected
         .then(|| "install packaging/udev/68-bcached.rules, else the kernel takes the devices".to_owned());
-    let state = if is_unprotected { State::Warn } else { State::Ok };
-    vec![kernels.in_state(state), Item { mends, ..ours.in_state(state) }]
+    let state = if is_unprotected { FacilityState::Warn } else { FacilityState::Ok };
+    vec![kernels.in_state(state), Facility { mends, ..ours.in_state(state) }]
 }
 
 /// Finds what udev's rules do with a device of that UUID when it appears, or is closed after a
 /// write.
-pub(super) fn finding(system: &System, uuid: Uuid) -> Option<Finding> {
+pub(super) fn finding(system: &SystemPaths, uuid: Uuid) -> Option<Finding> {
     rule(system, "bcache")?;
     let list = std::fs::read_to_string(system.rules(OWNED_RULES_PATH)).unwrap_or_default();
     let own = owned_rules(&[uuid.0]);
@@ -46,7 +46,7 @@ pub(super) fn finding(system: &System, uuid: Uuid) -> Option<Finding> {
 
 /// Returns the rule file whose name contains `word` as a whole word. The list of owned devices is
 /// not a rule file.
-fn rule(system: &System, word: &str) -> Option<PathBuf> {
+fn rule(system: &SystemPaths, word: &str) -> Option<PathBuf> {
     let is_rule = |file: &str| {
         file.ends_with(".rules")
             && !OWNED_RULES_PATH.ends_with(file)
@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn a_device_is_kept_from_the_kernel_by_the_rule_and_the_list() {
         let root = tempfile::tempdir().expect("a folder");
-        let system = System::at(root.path(), "6.1");
+        let system = SystemPaths::at(root.path(), "6.1");
         let uuid = Uuid([7; 16]);
         let write = |path: &str, text: &str| {
             let path = system.path(path);
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn a_rule_that_was_taken_out_is_none() {
         let root = tempfile::tempdir().expect("a folder");
-        let system = System::at(root.path(), "6.1");
+        let system = SystemPaths::at(root.path(), "6.1");
         let rules = system.path("/etc/udev/rules.d");
         std::fs::create_dir_all(&rules).expect("a folder");
         std::os::unix::fs::symlink("/dev/null", rules.join("69-bcache.rules")).expect("a link");

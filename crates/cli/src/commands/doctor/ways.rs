@@ -1,20 +1,20 @@
 //! The ways to export a volume on this machine, and what the unavailable ones need.
 
-use super::system::System;
-use super::{Item, State};
-use bcached_front_dev::Rung;
+use super::system::SystemPaths;
+use super::{Facility, FacilityState};
+use bcached_front_dev::DeviceMethod;
 use bcached_front_dev::methods::choose;
-use bcached_front_ublk::{Features, Orphan, Unavailable};
+use bcached_front_ublk::{DriverFeatures, OrphanDevice, UblkUnavailable};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-pub(super) fn items(system: &System) -> Vec<Item> {
+pub(super) fn items(system: &SystemPaths) -> Vec<Facility> {
     let mut items = vec![dev(), ublk(system)];
     items.extend(orphans());
     items.extend([
-        Item::yes("nbd server", "exports on unix sockets and TCP; it needs nothing from the machine"),
+        Facility::yes("nbd server", "exports on unix sockets and TCP; it needs nothing from the machine"),
         nbd(system),
-        Item::yes("vhost-user", "disks for virtual machines with shared memory"),
+        Facility::yes("vhost-user", "disks for virtual machines with shared memory"),
         device("fuse", ("/dev/fuse", "fuse"), "volumes as files", system)
             .or_else_unless(has_fusermount, "fusermount3"),
         device("loop", ("/dev/loop-control", "loop"), "block devices on files", system)
@@ -24,32 +24,34 @@ pub(super) fn items(system: &System) -> Vec<Item> {
 }
 
 /// Reports what `export = "dev"` would use.
-fn dev() -> Item {
+fn dev() -> Facility {
     match choose() {
-        Ok(chosen) => Item::yes("dev", format!("block devices would be made by {}", chosen.rung)),
+        Ok(chosen) => Facility::yes("dev", format!("block devices would be made by {}", chosen.method)),
         // The following lines say why.
-        Err(_) => Item::no("dev", "no way to make block devices: it needs ublk, nbd, or fuse and loop", None),
+        Err(_) => {
+            Facility::no("dev", "no way to make block devices: it needs ublk, nbd, or fuse and loop", None)
+        }
     }
 }
 
-fn ublk(system: &System) -> Item {
+fn ublk(system: &SystemPaths) -> Facility {
     const NAME: &str = "ublk";
     const NEEDED: &str = "use Linux 6.5 or newer";
-    match Features::probe() {
+    match DriverFeatures::probe() {
         Ok(features) => {
             let fault = if features.may_complete_twice() && !system.is_from(6, 15) { FAULT } else { "" };
-            Item::yes(NAME, format!("the driver has {}{fault}", features.names().join(", ")))
+            Facility::yes(NAME, format!("the driver has {}{fault}", features.names().join(", ")))
         }
-        Err(Unavailable::NoDriver) if !system.is_from(6, 5) => {
-            Item::no(NAME, format!("Linux {} is too old", system.release()), Some(NEEDED.to_owned()))
+        Err(UblkUnavailable::NoDriver) if !system.is_from(6, 5) => {
+            Facility::no(NAME, format!("Linux {} is too old", system.release()), Some(NEEDED.to_owned()))
         }
-        Err(Unavailable::NoDriver) => {
-            Item::no(NAME, "/dev/ublk-control does not exist", Some(system.mends("ublk_drv")))
+        Err(UblkUnavailable::NoDriver) => {
+            Facility::no(NAME, "/dev/ublk-control does not exist", Some(system.mends("ublk_drv")))
         }
-        Err(Unavailable::TooOld(lacks)) => {
-            Item::no(NAME, format!("the kernel's driver lacks {lacks}"), Some(NEEDED.to_owned()))
+        Err(UblkUnavailable::TooOld(lacks)) => {
+            Facility::no(NAME, format!("the kernel's driver lacks {lacks}"), Some(NEEDED.to_owned()))
         }
-        Err(other) => Item::no(NAME, other.to_string(), other.mends().map(str::to_owned)),
+        Err(other) => Facility::no(NAME, other.to_string(), other.mends().map(str::to_owned)),
     }
 }
 
@@ -57,42 +59,49 @@ fn ublk(system: &System) -> Item {
 const FAULT: &str = "; this kernel can break when a ublk daemon ends under load, rarely with bcached (CVE-2025-37906, fixed in Linux 6.15)";
 
 /// Reports ublk devices of bcached that no daemon serves: requests to them hang.
-fn orphans() -> Vec<Item> {
-    let orphans = Orphan::all().unwrap_or_default().into_iter().map(|orphan| {
+fn orphans() -> Vec<Facility> {
+    let orphans = OrphanDevice::all().unwrap_or_default().into_iter().map(|orphan| {
         let path = orphan.path().display().to_string();
         let mends = format!("`bcached serve` continues with it, `bcached remove {path}` removes it");
         let detail = format!("no daemon serves {path}: its requests wait");
-        Item::no("ublk device", detail, Some(mends)).in_state(State::Fail)
+        Facility::no("ublk device", detail, Some(mends)).in_state(FacilityState::Fail)
     });
     orphans.collect()
 }
 
-fn nbd(system: &System) -> Item {
+fn nbd(system: &SystemPaths) -> Facility {
     const NAME: &str = "nbd";
-    match Rung::Nbd.probe() {
-        Ok(()) => Item::yes(NAME, "the kernel's client has a free device"),
+    match DeviceMethod::Nbd.probe() {
+        Ok(()) => Facility::yes(NAME, "the kernel's client has a free device"),
         Err(_) if !system.path("/sys/block/nbd0").exists() => {
-            Item::no(NAME, "the kernel's client is not loaded", Some(system.mends("nbd")))
+            Facility::no(NAME, "the kernel's client is not loaded", Some(system.mends("nbd")))
         }
-        Err(why) => Item::no(NAME, format!("the kernel's client: {why}"), None),
+        Err(why) => Facility::no(NAME, format!("the kernel's client: {why}"), None),
     }
 }
 
 /// Reports an export that needs a kernel device which must be openable.
-fn device(name: &'static str, (path, module): (&str, &str), what: &'static str, system: &System) -> Item {
+fn device(
+    name: &'static str,
+    (path, module): (&str, &str),
+    what: &'static str,
+    system: &SystemPaths,
+) -> Facility {
     match rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
-        Ok(_) => Item::yes(name, what),
+        Ok(_) => Facility::yes(name, what),
         Err(Errno::NOENT | Errno::NODEV | Errno::NXIO) => {
-            Item::no(name, format!("{path} does not exist"), Some(system.mends(module)))
+            Facility::no(name, format!("{path} does not exist"), Some(system.mends(module)))
         }
         Err(Errno::ACCESS | Errno::PERM) => {
-            Item::no(name, format!("{path} may not be opened"), Some("run as root".to_owned()))
+            Facility::no(name, format!("{path} may not be opened"), Some("run as root".to_owned()))
         }
-        Err(errno) => Item::no(name, format!("cannot open {path}: {}", std::io::Error::from(errno)), None),
+        Err(errno) => {
+            Facility::no(name, format!("cannot open {path}: {}", std::io::Error::from(errno)), None)
+        }
     }
 }
 
-impl Item {
+impl Facility {
     /// Returns the item unless it is available but lacks a program that it needs.
     fn or_else_unless(self, has: impl Fn() -> bool, program: &str) -> Self {
         if !self.available || has() {

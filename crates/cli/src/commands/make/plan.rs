@@ -1,17 +1,17 @@
 //! Computes superblocks from options and devices: defaults, geometry, and the reasons for a
 //! refusal.
 
-use super::{Role, Target};
+use super::{DeviceRole, MakeTarget};
 use crate::device::{self, Access, Device};
 use crate::failure::{Failure, Kind};
-use crate::flags::Make;
-use crate::sizes::{self, Bare, human};
+use crate::flags::MakeArgs;
+use crate::sizes::{self, DefaultUnit, human};
 use crate::superblock;
 use bcached_format::superblock::BUCKETS_MIN;
 use bcached_format::superblock::SUPERBLOCK_END_SECTOR;
 use bcached_format::units::{PAGE_BYTES, bytes_of};
 use bcached_format::{
-    BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, Label, Replacement,
+    BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, Label, ReplacementPolicy,
     SUPERBLOCK_BYTES, Superblock, Uuid,
 };
 use bcached_offline::bucket_memory;
@@ -24,7 +24,7 @@ const BUCKET_DEFAULT: u64 = 512 << 10;
 const BUCKET_MAX: u64 = 16 << 20;
 
 /// The parsed options, not yet compared with devices. Sizes are in bytes.
-pub struct Options {
+pub struct MakeOptions {
     bucket: u64,
     block: Option<u64>,
     data_offset: u64,
@@ -32,19 +32,19 @@ pub struct Options {
     label: Label,
     writeback: bool,
     discard: bool,
-    replacement: Replacement,
+    replacement: ReplacementPolicy,
     serves: Option<Superblock>,
 }
 
 /// A superblock to be written.
-pub enum Planned {
+pub enum NewSuperblock {
     /// Of a cache device.
     Cache(CacheSuperblock),
     /// Of a backing device.
     Backing(BackingSuperblock),
 }
 
-impl Planned {
+impl NewSuperblock {
     /// Returns its bytes.
     pub fn seal(&self) -> Box<[u8; SUPERBLOCK_BYTES]> {
         match self {
@@ -72,16 +72,16 @@ impl Planned {
     }
 }
 
-impl Options {
+impl MakeOptions {
     /// Parses the options.
-    pub fn from_flags(flags: &Make) -> Result<Self, Failure> {
-        let bucket = size(flags.bucket.as_deref(), "--bucket", Bare::Bytes)?.unwrap_or(BUCKET_DEFAULT);
-        let block = size(flags.block.as_deref(), "--block", Bare::Bytes)?;
+    pub fn from_flags(flags: &MakeArgs) -> Result<Self, Failure> {
+        let bucket = size(flags.bucket.as_deref(), "--bucket", DefaultUnit::Bytes)?.unwrap_or(BUCKET_DEFAULT);
+        let block = size(flags.block.as_deref(), "--block", DefaultUnit::Bytes)?;
         power_of_two(bucket, "--bucket", PAGE_BYTES, BUCKET_MAX)?;
         if let Some(block) = block {
             power_of_two(block, "--block", 512, PAGE_BYTES)?;
         }
-        let data_offset = size(flags.data_offset.as_deref(), "--data-offset", Bare::Sectors)?;
+        let data_offset = size(flags.data_offset.as_deref(), "--data-offset", DefaultUnit::Sectors)?;
         Ok(Self {
             bucket,
             block,
@@ -97,7 +97,7 @@ impl Options {
 }
 
 /// Returns the superblocks of `targets`, in their order.
-pub fn plan(targets: &[Target], options: &Options) -> Result<Vec<Planned>, Failure> {
+pub fn plan(targets: &[MakeTarget], options: &MakeOptions) -> Result<Vec<NewSuperblock>, Failure> {
     if let Some(partner) = &options.serves {
         check_partner(targets, partner)?;
     }
@@ -112,16 +112,18 @@ pub fn plan(targets: &[Target], options: &Options) -> Result<Vec<Planned>, Failu
     targets
         .iter()
         .map(|target| match target.role {
-            Role::Cache => cache(&target.device, set_uuid, block, options).map(Planned::Cache),
-            Role::Backing => backing(&target.device, set_uuid, block, options).map(Planned::Backing),
+            DeviceRole::Cache => cache(&target.device, set_uuid, block, options).map(NewSuperblock::Cache),
+            DeviceRole::Backing => {
+                backing(&target.device, set_uuid, block, options).map(NewSuperblock::Backing)
+            }
         })
         .collect()
 }
 
 /// Checks that a partner has the other role. A second cache of one set would be taken for the
 /// first: neither knows what is written to the other, and both would return old data.
-fn check_partner(targets: &[Target], partner: &Superblock) -> Result<(), Failure> {
-    let refuse = |target: &Target, role, why, next| {
+fn check_partner(targets: &[MakeTarget], partner: &Superblock) -> Result<(), Failure> {
+    let refuse = |target: &MakeTarget, role, why, next| {
         let device = target.device.path().display();
         let failure =
             Failure::new(Kind::Usage, format!("cannot make {device} a {role} for the --for device"));
@@ -129,19 +131,24 @@ fn check_partner(targets: &[Target], partner: &Superblock) -> Result<(), Failure
     };
     let made = |role| targets.iter().find(move |target| target.role == role);
     match partner {
-        Superblock::Cache(_) => made(Role::Cache).map_or(Ok(()), |target| {
+        Superblock::Cache(_) => made(DeviceRole::Cache).map_or(Ok(()), |target| {
             let next = "leave out --for; `bcached replace` changes the device of a cache";
             Err(refuse(target, "cache device", "that is a cache device, too, and a set has only one", next))
         }),
-        Superblock::Backing(_) if made(Role::Cache).is_some() => Ok(()),
-        Superblock::Backing(_) => made(Role::Backing).map_or(Ok(()), |target| {
+        Superblock::Backing(_) if made(DeviceRole::Cache).is_some() => Ok(()),
+        Superblock::Backing(_) => made(DeviceRole::Backing).map_or(Ok(()), |target| {
             let next = "name the cache that it is to use, or leave out --for";
             Err(refuse(target, "backing device", "that is a backing device, too", next))
         }),
     }
 }
 
-fn cache(device: &Device, set_uuid: Uuid, block: u64, options: &Options) -> Result<CacheSuperblock, Failure> {
+fn cache(
+    device: &Device,
+    set_uuid: Uuid,
+    block: u64,
+    options: &MakeOptions,
+) -> Result<CacheSuperblock, Failure> {
     let refuse = || {
         Failure::new(Kind::Geometry, format!("cannot make {} a cache device", device.path().display()))
             .option("--bucket")
@@ -189,7 +196,7 @@ fn backing(
     device: &Device,
     set_uuid: Uuid,
     block: u64,
-    options: &Options,
+    options: &MakeOptions,
 ) -> Result<BackingSuperblock, Failure> {
     let refuse =
         || Failure::new(Kind::Geometry, format!("cannot make {} a backing device", device.path().display()));
@@ -216,7 +223,7 @@ fn backing(
 
 /// Returns the block size of all devices: the one asked for, else 4 KiB unless the partner named by
 /// `--for` has smaller blocks. A backing device's block must not be smaller than that of its set.
-fn block_size(targets: &[Target], options: &Options) -> Result<u64, Failure> {
+fn block_size(targets: &[MakeTarget], options: &MakeOptions) -> Result<u64, Failure> {
     let serves = options.serves.as_ref();
     let block = match (options.block, serves) {
         (Some(block), _) => block,
@@ -239,7 +246,7 @@ fn block_size(targets: &[Target], options: &Options) -> Result<u64, Failure> {
                 failure.next(format!("bcache has no blocks larger than {}", human(PAGE_BYTES)))
             });
         }
-        if block > options.bucket && target.role == Role::Cache {
+        if block > options.bucket && target.role == DeviceRole::Cache {
             return Err(refuse(format!("buckets have {}", human(options.bucket))));
         }
     }
@@ -258,7 +265,7 @@ fn block_size(targets: &[Target], options: &Options) -> Result<u64, Failure> {
     }
 }
 
-fn size(typed: Option<&str>, option: &'static str, bare: Bare) -> Result<Option<u64>, Failure> {
+fn size(typed: Option<&str>, option: &'static str, bare: DefaultUnit) -> Result<Option<u64>, Failure> {
     typed
         .map(|typed| sizes::parse(typed, bare))
         .transpose()
@@ -306,12 +313,12 @@ fn uuid(typed: &str) -> Result<Uuid, Failure> {
     })
 }
 
-fn label(flags: &Make) -> Result<Label, Failure> {
+fn label(flags: &MakeArgs) -> Result<Label, Failure> {
     let typed = flags.label.as_deref().unwrap_or_default();
     let refuse =
         |why: &str| Failure::new(Kind::Usage, "cannot use this label").why(why.to_owned()).option("--label");
     if flags.label.is_some() {
-        match flags.roles.iter().filter(|(role, _)| *role == Role::Backing).count() {
+        match flags.roles.iter().filter(|(role, _)| *role == DeviceRole::Backing).count() {
             1 => {}
             0 => return Err(refuse("labels are for backing devices, and none is made")),
             _ => return Err(refuse("several devices would get the same label: make them one by one")),
@@ -323,11 +330,11 @@ fn label(flags: &Make) -> Result<Label, Failure> {
     Label::from_text(typed).ok_or_else(|| refuse("it is longer than 32 bytes"))
 }
 
-fn replacement(typed: Option<&str>) -> Result<Replacement, Failure> {
+fn replacement(typed: Option<&str>) -> Result<ReplacementPolicy, Failure> {
     match typed {
-        None | Some("lru") => Ok(Replacement::Lru),
-        Some("fifo") => Ok(Replacement::Fifo),
-        Some("random") => Ok(Replacement::Random),
+        None | Some("lru") => Ok(ReplacementPolicy::Lru),
+        Some("fifo") => Ok(ReplacementPolicy::Fifo),
+        Some("random") => Ok(ReplacementPolicy::Random),
         Some(other) => Err(Failure::new(Kind::Usage, format!("`{other}` is not a replacement policy"))
             .next("the policies are lru, fifo and random")
             .option("--cache-replacement-policy")),

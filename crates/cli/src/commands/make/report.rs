@@ -1,9 +1,9 @@
 //! The report of `make`: its text is what `make-bcache` prints, with a heading for each device if
 //! there are several.
 
-use super::Target;
-use super::plan::Planned;
-use crate::output::Show;
+use super::MakeTarget;
+use super::plan::NewSuperblock;
+use crate::output::Printable;
 use bcached_format::units::bytes_of;
 use bcached_offline::bucket_memory;
 use serde::Serialize;
@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 
 /// The devices that were (or would be) written.
 #[derive(Serialize)]
-pub struct Made {
+pub struct MakeReport {
     dry_run: bool,
     set_uuid: String,
     devices: Vec<MadeDevice>,
@@ -34,12 +34,12 @@ struct MadeDevice {
     #[serde(skip)]
     overwrites: Option<String>,
     #[serde(flatten)]
-    kind: MadeKind,
+    kind: RoleDetails,
 }
 
 #[derive(Serialize)]
 #[serde(untagged)]
-enum MadeKind {
+enum RoleDetails {
     Cache {
         bucket_bytes: u64,
         buckets: u64,
@@ -56,12 +56,12 @@ enum MadeKind {
     },
 }
 
-impl Made {
+impl MakeReport {
     /// Describes `planned`, which correspond to `targets` one by one.
-    pub fn new(planned: &[Planned], targets: &[Target], dry_run: bool) -> Self {
+    pub fn new(planned: &[NewSuperblock], targets: &[MakeTarget], dry_run: bool) -> Self {
         let set_uuid = match planned.first() {
-            Some(Planned::Cache(cache)) => cache.set_uuid().to_string(),
-            Some(Planned::Backing(backing)) => backing.set_uuid().to_string(),
+            Some(NewSuperblock::Cache(cache)) => cache.set_uuid().to_string(),
+            Some(NewSuperblock::Backing(backing)) => backing.set_uuid().to_string(),
             None => String::new(),
         };
         let devices = planned.iter().zip(targets).map(|(planned, target)| device(planned, target)).collect();
@@ -74,13 +74,13 @@ impl Made {
     }
 }
 
-fn device(planned: &Planned, target: &Target) -> MadeDevice {
+fn device(planned: &NewSuperblock, target: &MakeTarget) -> MadeDevice {
     let (uuid, version, block_sectors, kind) = match planned {
-        Planned::Cache(cache) => (
+        NewSuperblock::Cache(cache) => (
             cache.uuid(),
             cache.version(),
             cache.block_sectors(),
-            MadeKind::Cache {
+            RoleDetails::Cache {
                 bucket_bytes: bytes_of(cache.bucket_sectors()),
                 buckets: cache.buckets(),
                 bucket_table_bytes: bucket_memory::of(cache.buckets()),
@@ -89,11 +89,11 @@ fn device(planned: &Planned, target: &Target) -> MadeDevice {
                 replacement: cache.replacement().name(),
             },
         ),
-        Planned::Backing(backing) => (
+        NewSuperblock::Backing(backing) => (
             backing.uuid(),
             backing.version(),
             backing.block_sectors(),
-            MadeKind::Backing {
+            RoleDetails::Backing {
                 data_offset_bytes: bytes_of(backing.data_offset()),
                 cache_mode: backing.cache_mode().name(),
                 label: backing.label().to_string(),
@@ -114,7 +114,7 @@ fn device(planned: &Planned, target: &Target) -> MadeDevice {
     }
 }
 
-impl Show for Made {
+impl Printable for MakeReport {
     const SCHEMA: &'static str = "bcached.make";
 
     fn text(&self) -> String {
@@ -148,13 +148,13 @@ impl MadeDevice {
         let block = self.block_bytes / 512;
         writeln!(text, "UUID:\t\t\t{}\nSet UUID:\t\t{set_uuid}\nversion:\t\t{}", self.uuid, self.version)?;
         match &self.kind {
-            MadeKind::Cache { bucket_bytes, buckets, first_bucket, .. } => writeln!(
+            RoleDetails::Cache { bucket_bytes, buckets, first_bucket, .. } => writeln!(
                 text,
                 "nbuckets:\t\t{buckets}\nblock_size:\t\t{block}\nbucket_size:\t\t{}\nnr_in_set:\t\t1\n\
                  nr_this_dev:\t\t0\nfirst_bucket:\t\t{first_bucket}",
                 bucket_bytes / 512
             ),
-            MadeKind::Backing { data_offset_bytes, cache_mode, label } => {
+            RoleDetails::Backing { data_offset_bytes, cache_mode, label } => {
                 writeln!(text, "block_size:\t\t{block}\ndata_offset:\t\t{}", data_offset_bytes / 512)?;
                 // Not printed by `make-bcache`: the volume's name, and its initial cache mode.
                 if !label.is_empty() {

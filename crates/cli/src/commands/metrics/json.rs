@@ -1,13 +1,13 @@
 //! Metrics as JSON: the content of the text, metric by metric.
 
 use crate::failure::Failure;
-use crate::output::{Report, Show};
+use crate::output::{Printable, Report};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// All metrics.
 #[derive(Serialize)]
-struct Metrics {
+struct MetricsReport {
     metrics: Vec<Metric>,
     /// The text as the daemon wrote it.
     #[serde(skip)]
@@ -51,7 +51,7 @@ pub fn report(text: String) -> Result<Report, Failure> {
             metric.samples.push(sample);
         }
     }
-    Report::of(&Metrics { metrics, text })
+    Report::of(&MetricsReport { metrics, text })
 }
 
 /// Parses `name{label="value",..} number`.
@@ -86,7 +86,7 @@ fn unquoted(text: &str) -> Option<(String, &str)> {
     None
 }
 
-impl Show for Metrics {
+impl Printable for MetricsReport {
     const SCHEMA: &'static str = "bcached.metrics";
 
     fn text(&self) -> String {

@@ -2,7 +2,7 @@
 //! image files, skipping.
 #![allow(clippy::panic, reason = "helpers of tests fail like tests")]
 
-pub mod served;
+pub mod nbdkit;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -15,14 +15,14 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// The result of a command.
 #[derive(Debug)]
-pub struct Ran {
+pub struct CommandResult {
     pub exit: i32,
     pub out: String,
     pub err: String,
 }
 
 /// Runs `bcached` with `words` and an open standard input that never delivers anything.
-pub fn bcached(words: &[&str]) -> Ran {
+pub fn bcached(words: &[&str]) -> CommandResult {
     run(program().args(words))
 }
 
@@ -48,7 +48,7 @@ pub fn isolated(command: &mut Command) -> &mut Command {
 }
 
 /// Runs `command`, for at most [`LIMIT`].
-pub fn run(command: &mut Command) -> Ran {
+pub fn run(command: &mut Command) -> CommandResult {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -72,7 +72,7 @@ pub fn run(command: &mut Command) -> Ran {
         String::from_utf8(reader.join().expect("it is read")).expect("text")
     };
     let status = child.wait().expect("it has ended");
-    Ran { exit: status.code().expect("ended by itself"), out: text(out), err: text(err) }
+    CommandResult { exit: status.code().expect("ended by itself"), out: text(out), err: text(err) }
 }
 
 /// Reads everything from the pipe on a thread of its own, while the caller waits for the process.
@@ -133,11 +133,11 @@ pub fn flushes(daemon: &Daemon, volume: &str) -> bool {
 
 /// A temporary directory of image files. It is removed after every [`Daemon`] in it: a running one
 /// would put files back.
-pub struct Images(Arc<Folder>);
+pub struct Images(Arc<ImageFolder>);
 
-struct Folder(tempfile::TempDir);
+struct ImageFolder(tempfile::TempDir);
 
-impl Drop for Folder {
+impl Drop for ImageFolder {
     /// Unmounts first: a killed daemon has left its file system mounted, which blocks the removal.
     fn drop(&mut self) {
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
@@ -150,7 +150,7 @@ impl Drop for Folder {
 
 impl Images {
     pub fn new() -> Self {
-        Self(Arc::new(Folder(tempfile::tempdir().expect("a folder"))))
+        Self(Arc::new(ImageFolder(tempfile::tempdir().expect("a folder"))))
     }
 
     /// Creates a sparse file of `bytes` zeroes, and returns its name as an argument.
@@ -249,9 +249,9 @@ pub fn json(text: &str) -> serde_json::Value {
 }
 
 /// A file locked as by a running owner.
-pub struct Locked(#[expect(dead_code, reason = "the lock goes with it")] std::fs::File);
+pub struct FileLock(#[expect(dead_code, reason = "the lock goes with it")] std::fs::File);
 
-impl Locked {
+impl FileLock {
     pub fn new(path: impl AsRef<Path>) -> Self {
         let file = std::fs::File::options().read(true).write(true).open(path).expect("opens");
         // A POSIX lock conflicts with the locks of open file descriptions, and needs no unsafe code
@@ -262,9 +262,9 @@ impl Locked {
 }
 
 /// A loop device, detached at the end.
-pub struct Loop(pub String);
+pub struct LoopDevice(pub String);
 
-impl Loop {
+impl LoopDevice {
     /// Returns `None`, and prints why, if there are no loop devices.
     pub fn over(path: &str) -> Option<Self> {
         let made = run(tool("losetup").args(["--find", "--show", path]));
@@ -276,7 +276,7 @@ impl Loop {
     }
 }
 
-impl Drop for Loop {
+impl Drop for LoopDevice {
     fn drop(&mut self) {
         let _gone_already = tool("losetup").args(["--detach", &self.0]).status();
     }
@@ -287,7 +287,7 @@ pub struct Daemon {
     child: std::process::Child,
     control: PathBuf,
     errors: PathBuf,
-    _folder: Arc<Folder>,
+    _folder: Arc<ImageFolder>,
 }
 
 impl Daemon {
@@ -447,9 +447,9 @@ pub fn pid(images: &Images) -> Option<i32> {
 }
 
 /// Ends whichever process answers for these images last.
-pub struct Last<'a>(pub &'a Images);
+pub struct StopOnDrop<'a>(pub &'a Images);
 
-impl Drop for Last<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         let Some(id) = pid(self.0) else { return };
         let process = rustix::process::Pid::from_raw(id).expect("not zero");
@@ -485,7 +485,7 @@ pub fn wrapped(images: &Images, before: &str) -> String {
 }
 
 /// Runs `bcached` with `words` against the daemon.
-pub fn ask(daemon: &Daemon, words: &[&str]) -> Ran {
+pub fn ask(daemon: &Daemon, words: &[&str]) -> CommandResult {
     bcached(&[words, &["--control", daemon.control()]].concat())
 }
 

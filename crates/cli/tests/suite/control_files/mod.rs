@@ -3,7 +3,7 @@
 
 #![allow(clippy::panic, reason = "helpers of tests fail like tests")]
 
-mod forms;
+mod formats;
 mod readers;
 mod tables;
 mod walk;
@@ -38,13 +38,13 @@ fn has_fuse() -> bool {
 }
 
 /// A set with the volume `tank` on a backing device, and control files.
-struct Served {
+struct ControlFilesFixture {
     daemon: Daemon,
     images: Images,
     set: String,
 }
 
-impl Served {
+impl ControlFilesFixture {
     fn start() -> Self {
         let images = Images::new();
         images.configure_pair(CACHE_BYTES, BACKING_BYTES, "export = [\"fuse\", \"nbd\"]\n");
@@ -117,7 +117,7 @@ fn control_files_say_what_the_status_says() {
     if !has_fuse() {
         return;
     }
-    let served = Served::start();
+    let served = ControlFilesFixture::start();
     assert_eq!(served.write("block/bcache0/bcache/writeback_running", "0\n"), 0);
     served.use_it();
     let status = served.daemon.status();
@@ -169,7 +169,7 @@ fn what_is_written_to_a_control_file_holds_until_the_daemon_stops() {
     if !has_fuse() {
         return;
     }
-    let served = Served::start();
+    let served = ControlFilesFixture::start();
     let bdev = "fs/bcache/SET/bdev0";
     for (path, written, read, of, value) in [
         ("bdev0/sequential_cutoff", "1048576\n", "1.0M", "tank", "1M"),
@@ -208,9 +208,9 @@ fn what_is_written_to_a_control_file_holds_until_the_daemon_stops() {
     assert!(line.is_some_and(|line| line.contains(&format!("uid={user}"))), "{log}");
     assert_eq!(served.images.kept(), "", "nothing is kept");
 
-    let Served { daemon, images, set } = served;
+    let ControlFilesFixture { daemon, images, set } = served;
     assert_eq!(daemon.stop().0, 0);
-    let served = Served { daemon: Daemon::configured(&images), images, set };
+    let served = ControlFilesFixture { daemon: Daemon::configured(&images), images, set };
     assert_eq!(served.read(&format!("{bdev}/sequential_cutoff")), "4.0M\n");
     assert_eq!(served.read(&format!("{bdev}/cache_mode")), "writethrough [writeback] writearound none\n");
     assert_eq!(served.read("fs/bcache/SET/cache0/cache_replacement_policy"), "[lru] fifo random\n");
@@ -223,7 +223,7 @@ fn what_the_kernel_would_not_take_is_refused_and_changes_nothing() {
     if !has_fuse() {
         return;
     }
-    let served = Served::start();
+    let served = ControlFilesFixture::start();
     let long = "x".repeat(33);
     for (path, written) in [
         ("bdev0/sequential_cutoff", "1.5M\n"),
@@ -294,7 +294,7 @@ fn control_files_attach_detach_stop_and_make_volumes() {
     if !has_fuse() {
         return;
     }
-    let served = Served::start();
+    let served = ControlFilesFixture::start();
     served.use_it();
     let bcache = "block/bcache0/bcache";
     let (attach, running) = (format!("{bcache}/attach"), format!("{bcache}/running"));

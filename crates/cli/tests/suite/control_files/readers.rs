@@ -1,6 +1,6 @@
 //! Programs that read the kernel's files.
 
-use super::{Served, has_fuse};
+use super::{ControlFilesFixture, has_fuse};
 use crate::common::{requires, run, tool};
 use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, Read as _, Write as _};
@@ -11,9 +11,9 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 /// A program that is killed when this is dropped.
-struct Running(Child);
+struct ReaderProcess(Child);
 
-impl Drop for Running {
+impl Drop for ReaderProcess {
     fn drop(&mut self) {
         let _ended_already = self.0.kill();
         let _reaped_already = self.0.wait();
@@ -40,7 +40,7 @@ fn node_exporter(sysfs: &Path) -> BTreeMap<String, f64> {
     command.args(["--collector.disable-defaults", "--collector.bcache", "--collector.bcache.priorityStats"]);
     command.args(["--web.disable-exporter-metrics", "--web.listen-address=127.0.0.1:0"]);
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
-    let mut child = Running(child.expect("it starts"));
+    let mut child = ReaderProcess(child.expect("it starts"));
     let told = lines(child.0.stderr.take().expect("piped"));
     let address = loop {
         let line = told.recv_timeout(Duration::from_secs(60)).expect("it says where it listens");
@@ -70,7 +70,7 @@ fn node_exporter_reads_the_control_files() {
     if !has_fuse() || !requires("prometheus-node-exporter") {
         return;
     }
-    let served = Served::start();
+    let served = ControlFilesFixture::start();
     assert_eq!(served.write("block/bcache0/bcache/writeback_running", "0\n"), 0);
     served.use_it();
     let samples = node_exporter(&served.path(""));
@@ -122,7 +122,7 @@ fn bcache_register_meets_the_control_files_in_sys() {
         println!("skipped: nothing can be mounted over /sys here");
         return;
     }
-    let served = Served::start();
+    let served = ControlFilesFixture::start();
     let script = format!(
         "mount --bind {} /sys && cat /sys/fs/bcache/{}/bdev0/state && exec {PROGRAM} {}",
         served.path("").display(),

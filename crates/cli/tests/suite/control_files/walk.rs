@@ -1,8 +1,8 @@
 //! Every control file exists.
 
-use super::forms::Form;
-use super::tables::{BACKING, CACHE, FLASH, INTERNAL, SET, STATS, TOP, Table, WINDOWS};
-use super::{BACKING_BYTES, EACCES, Served, has_fuse};
+use super::formats::TextFormat;
+use super::tables::{BACKING, CACHE, ExpectedFiles, FLASH, INTERNAL, SET, STATS, TOP, WINDOWS};
+use super::{BACKING_BYTES, ControlFilesFixture, EACCES, has_fuse};
 use crate::common::done;
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -12,7 +12,7 @@ use std::path::Path;
 /// The directory holds exactly these files, with these permissions and forms, and these other
 /// entries: links with their targets, and directories.
 #[track_caller]
-fn holds(directory: &Path, files: Table, others: &[(&str, Option<String>)]) {
+fn holds(directory: &Path, files: ExpectedFiles, others: &[(&str, Option<String>)]) {
     let listed: BTreeSet<String> = fs::read_dir(directory)
         .unwrap_or_else(|error| panic!("{}: {error}", directory.display()))
         .map(|entry| entry.expect("an entry").file_name().into_string().expect("a name"))
@@ -55,7 +55,7 @@ fn every_control_file_of_the_kernel_is_there() {
     if !has_fuse() {
         return;
     }
-    let served = Served::start();
+    let served = ControlFilesFixture::start();
     // Dirty data stays dirty.
     assert_eq!(served.write("block/bcache0/bcache/writeback_running", "0\n"), 0);
     done(&served.daemon, &["add", "alone", "--size", "4M", "--cache", "fast"]);
@@ -82,8 +82,9 @@ fn every_control_file_of_the_kernel_is_there() {
         holds(&served.path("block/bcache0/bcache").join(window), STATS, &[]);
     }
     // Files that monitors read beside the directories of bcache.
-    let device: [(&str, u32, Form); 2] = [("dev", 0o444, Form::Text("0:0")), ("size", 0o444, Form::Number)];
-    let device: Table = Box::leak(Box::new(device));
+    let device: [(&str, u32, TextFormat); 2] =
+        [("dev", 0o444, TextFormat::Text("0:0")), ("size", 0o444, TextFormat::Number)];
+    let device: ExpectedFiles = Box::leak(Box::new(device));
     holds(&served.path("fs/bcache/SET/bdev0/.."), device, &[("bcache", None)]);
     holds(&served.path("fs/bcache/SET/cache0/.."), device, &[("bcache", None)]);
     holds(&served.path("fs/bcache/SET/bdev0/dev"), device, &[("bcache", to("../tank/bcache"))]);

@@ -8,9 +8,9 @@
 
 mod states;
 
-use crate::common::{Daemon, Images, Ran, ask, bcached, done, json, requires};
-use bcached_config::options::value::Kind;
-use bcached_config::options::{Definition, Place, Scope};
+use crate::common::{CommandResult, Daemon, Images, ask, bcached, done, json, requires};
+use bcached_config::options::value::ValueKind;
+use bcached_config::options::{OptionDefinition, OptionStorage, Scope};
 use std::path::PathBuf;
 
 /// Past the end of the cache's offsets, so that writes to a backing device alone can be made to
@@ -20,7 +20,7 @@ const CACHE_BYTES: u64 = 36 << 20;
 const BACKING_BYTES: u64 = 60 << 20;
 
 /// The cache `fast` and its volume `media`, without automatic write-back.
-struct Site {
+struct OptionStateFixture {
     images: Images,
     fast: PathBuf,
     media: PathBuf,
@@ -28,7 +28,7 @@ struct Site {
     away: PathBuf,
 }
 
-impl Site {
+impl OptionStateFixture {
     fn new() -> Self {
         let images = Images::new();
         let (fast, media) = (images.blank("fast", CACHE_BYTES), images.blank("media", BACKING_BYTES));
@@ -72,14 +72,14 @@ impl Site {
 }
 
 /// A state that a volume or a cache can be in.
-struct State {
+struct OwnerState {
     /// The volume or cache whose options are tested.
     owner: &'static str,
     scope: Scope,
     /// Programs that are needed to bring it about.
     needs: &'static [&'static str],
     /// Brings it about.
-    enter: fn(&Site) -> Daemon,
+    enter: fn(&OptionStateFixture) -> Daemon,
     /// Returns whether the owner is in the state.
     is_so: fn(&Daemon) -> bool,
     /// Brings it about again if it has ended, which may happen at any moment. Called before each
@@ -95,90 +95,95 @@ struct State {
     /// unset.
     writes_superblock: bool,
     /// Ends it; the owner works again.
-    leave: fn(&Site, Daemon) -> Daemon,
+    leave: fn(&OptionStateFixture, Daemon) -> Daemon,
 }
 
 /// One option as `get` shows it.
 #[derive(Clone, PartialEq, Debug)]
-struct Seen {
+struct OptionShown {
     value: Option<String>,
     origin: String,
 }
 
-fn get(daemon: &Daemon, owner: &str, option: &str) -> Seen {
+fn get(daemon: &Daemon, owner: &str, option: &str) -> OptionShown {
     let ran = ask(daemon, &["get", "--json", owner, option]);
     if ran.err.contains("it is a flash-only volume") {
         assert_refused(&ran, 2, "`bcached get ");
-        return Seen { value: None, origin: String::new() };
+        return OptionShown { value: None, origin: String::new() };
     }
     if ran.exit != 0 {
         assert_refused(&ran, 4, "it is stored on its device, which could not be read yet");
-        return Seen { value: None, origin: "superblock".to_owned() };
+        return OptionShown { value: None, origin: "superblock".to_owned() };
     }
     let shown = json(&ran.out)["options"][0].clone();
     let text = |key: &str| shown[key].as_str().map(str::to_owned);
-    Seen { value: text("value"), origin: text("origin").unwrap_or_default() }
+    OptionShown { value: text("value"), origin: text("origin").unwrap_or_default() }
 }
 
 /// Returns a value of the option other than `now`, as `get` prints it.
-fn other(option: &Definition, now: Option<&str>) -> String {
+fn other(option: &OptionDefinition, now: Option<&str>) -> String {
     let first = |values: &[&str]| {
         let found = values.iter().find(|value| now != Some(**value));
         (*found.expect("two are enough")).to_owned()
     };
     match option.kind {
-        Kind::Flag => first(&["0", "1"]),
-        Kind::Number(least, greatest) => {
+        ValueKind::Flag => first(&["0", "1"]),
+        ValueKind::Number(least, greatest) => {
             let now: u64 = now.and_then(|now| now.parse().ok()).unwrap_or(least);
             (if now < greatest { now + 1 } else { now - 1 }).to_string()
         }
-        Kind::Size => first(&["1M", "2M"]),
-        Kind::Stripe | Kind::Rate(..) => first(&["8M", "16M"]),
-        Kind::Time(..) => first(&["40s", "50s"]),
+        ValueKind::Size => first(&["1M", "2M"]),
+        ValueKind::Stripe | ValueKind::Rate(..) => first(&["8M", "16M"]),
+        ValueKind::Time(..) => first(&["40s", "50s"]),
         // Each in turn, so that the value set last differs from the initial one.
-        Kind::Choice(words) => {
+        ValueKind::Choice(words) => {
             let at = words.iter().position(|word| now == Some(*word)).map_or(0, |at| at + 1);
             words[at % words.len()].to_owned()
         }
-        Kind::Hours => first(&["01:00-02:00", "03:00-04:00"]),
-        Kind::Text => first(&["one", "two"]),
+        ValueKind::Hours => first(&["01:00-02:00", "03:00-04:00"]),
+        ValueKind::Text => first(&["one", "two"]),
     }
 }
 
 /// Returns invalid values: malformed, empty, negative, fractional, with an unknown unit, and just
 /// outside its range. (An option of the kernel's is clamped to its range, as in the kernel:
 /// `the_end_of_a_range_is_taken_with_a_word`.)
-fn bad(option: &Definition) -> Vec<String> {
+fn bad(option: &OptionDefinition) -> Vec<String> {
     let beside = |least: u64, greatest: u64| {
         let (below, above) = (least.checked_sub(1), greatest.checked_add(1));
         below.into_iter().chain(above).collect::<Vec<u64>>()
     };
     let (ends, unit): (Vec<u64>, &str) = match option.kind {
-        Kind::Text => return vec!["x".repeat(33)],
+        ValueKind::Text => return vec!["x".repeat(33)],
         _ if option.is_of_kernel => (Vec::new(), ""),
-        Kind::Number(least, greatest) => (beside(least, greatest), ""),
-        Kind::Rate(least, greatest) => (beside(least, greatest), ""),
+        ValueKind::Number(least, greatest) => (beside(least, greatest), ""),
+        ValueKind::Rate(least, greatest) => (beside(least, greatest), ""),
         // The longest time has no end that a number could exceed.
-        Kind::Time(least, greatest) => (beside(least, greatest), "ms"),
-        Kind::Flag | Kind::Size | Kind::Stripe | Kind::Choice(_) | Kind::Hours => (Vec::new(), ""),
+        ValueKind::Time(least, greatest) => (beside(least, greatest), "ms"),
+        ValueKind::Flag | ValueKind::Size | ValueKind::Stripe | ValueKind::Choice(_) | ValueKind::Hours => {
+            (Vec::new(), "")
+        }
     };
     let forms = ["?", "", "-1", "1.5.1", "1Q", "1 2", "25:00-26:00"].map(str::to_owned);
     forms.into_iter().chain(ends.iter().map(|end| format!("{end}{unit}"))).collect()
 }
 
 /// Returns whether the option's device stores it.
-fn is_kept(option: &Definition) -> bool {
-    matches!(option.place, Place::Label | Place::CacheMode | Place::Kept { .. })
+fn is_kept(option: &OptionDefinition) -> bool {
+    matches!(
+        option.place,
+        OptionStorage::Label | OptionStorage::CacheMode | OptionStorage::CacheSuperblock { .. }
+    )
 }
 
 /// Returns whether the option is never stored.
-fn is_fleeting(option: &Definition) -> bool {
-    matches!(option.place, Place::Pace)
+fn is_fleeting(option: &OptionDefinition) -> bool {
+    matches!(option.place, OptionStorage::WritebackRate)
 }
 
 /// The refusal gives the reason and what to do.
 #[track_caller]
-fn assert_refused(ran: &Ran, exit: i32, part: &str) {
+fn assert_refused(ran: &CommandResult, exit: i32, part: &str) {
     let error = json(&ran.err)["error"].clone();
     let text = |key: &str| error[key].as_str().unwrap_or_default().to_owned();
     let whole = [text("what"), text("why"), text("next")].join("; ");
@@ -188,17 +193,17 @@ fn assert_refused(ran: &Ran, exit: i32, part: &str) {
     assert!(!text("what").is_empty() && says_more, "{ran:?}");
 }
 
-impl State {
-    fn refusal(&self, option: &Definition) -> Option<(i32, &'static str)> {
+impl OwnerState {
+    fn refusal(&self, option: &OptionDefinition) -> Option<(i32, &'static str)> {
         // The label is stored on the device wherever the other options are.
-        let is_any = |name: &str| name == "*" && !matches!(option.place, Place::Label);
+        let is_any = |name: &str| name == "*" && !matches!(option.place, OptionStorage::Label);
         let found = self.refuses.iter().find(|(name, ..)| *name == option.name || is_any(name));
         found.map(|(_, exit, part)| (*exit, *part))
     }
 
     /// The same for an option that is valid only for the moment: it is never stored, and its
     /// present value is unpredictable.
-    fn walk_fleeting(&self, site: &Site, daemon: &Daemon, option: &Definition) {
+    fn walk_fleeting(&self, site: &OptionStateFixture, daemon: &Daemon, option: &OptionDefinition) {
         let (owner, name, kept) = (self.owner, option.name, site.kept());
         let set = |value: &str, more: &[&str]| {
             ask(daemon, &[&["set", "--json", owner, &format!("{name}={value}")], more].concat())
@@ -226,7 +231,7 @@ impl State {
 
     /// Reads, sets, sets to bad values and unsets one option. Everything is as before when it
     /// returns.
-    fn walk(&self, site: &Site, daemon: &Daemon, option: &Definition) {
+    fn walk(&self, site: &OptionStateFixture, daemon: &Daemon, option: &OptionDefinition) {
         let (owner, name) = (self.owner, option.name);
         if is_fleeting(option) {
             return self.walk_fleeting(site, daemon, option);
@@ -267,11 +272,11 @@ impl State {
             is_as_before("a refusal of");
         } else {
             self.assert_set(daemon, option, &set(&new, &[]), (&new, "set"));
-            assert!(matches!(option.place, Place::Label) || site.kept() != kept, "{name} is kept");
+            assert!(matches!(option.place, OptionStorage::Label) || site.kept() != kept, "{name} is kept");
             let again = set(&new, &[]);
             assert_eq!(json(&again.out)["changes"][0]["already"].as_bool(), Some(true), "{again:?}");
         }
-        if matches!(option.place, Place::Label) {
+        if matches!(option.place, OptionStorage::Label) {
             assert_refused(&set("three", &["--runtime"]), 2, "--runtime");
             assert_refused(&ask(daemon, &["unset", "--json", owner, name]), 2, "only the device keeps it");
         } else {
@@ -282,16 +287,22 @@ impl State {
         let now = get(daemon, owner, name);
         // Nothing else sets it, and the device stores the last value.
         let stays = refusal.is_none() && is_kept(option) && self.writes_superblock;
-        let after = if stays { Seen { value: Some(new), ..before } } else { before };
+        let after = if stays { OptionShown { value: Some(new), ..before } } else { before };
         assert_eq!(now, after, "{name} is unset");
         let is_kept = site.kept().iter().any(|line| line.contains(&format!("] {name} = ")));
         assert!(!is_kept, "{name}: {:?}", site.kept());
     }
 
-    fn assert_set(&self, daemon: &Daemon, option: &Definition, ran: &Ran, (value, origin): (&str, &str)) {
+    fn assert_set(
+        &self,
+        daemon: &Daemon,
+        option: &OptionDefinition,
+        ran: &CommandResult,
+        (value, origin): (&str, &str),
+    ) {
         assert_eq!(ran.exit, 0, "{}={value}: {ran:?}\n{}", option.name, daemon.log());
-        let origin = if matches!(option.place, Place::Label) { "superblock" } else { origin };
-        let wanted = Seen { value: Some(value.to_owned()), origin: origin.to_owned() };
+        let origin = if matches!(option.place, OptionStorage::Label) { "superblock" } else { origin };
+        let wanted = OptionShown { value: Some(value.to_owned()), origin: origin.to_owned() };
         assert_eq!(get(daemon, self.owner, option.name), wanted, "{}", option.name);
     }
 
@@ -301,7 +312,7 @@ impl State {
         if !self.needs.iter().all(|tool| requires(tool)) {
             return;
         }
-        let site = Site::new();
+        let site = OptionStateFixture::new();
         let daemon = (self.enter)(&site);
         let holds = |when: &str| {
             daemon.wait_for(when, |_| {
@@ -316,7 +327,7 @@ impl State {
         }
         let mut wanted = Vec::new();
         for (n, option) in self.scope.options().iter().enumerate() {
-            let is_label = matches!(option.place, Place::Label);
+            let is_label = matches!(option.place, OptionStorage::Label);
             let runtime: &[&str] = if (n % 2 == 1 || self.refusal(option).is_some()) && !is_label {
                 &["--runtime"]
             } else {

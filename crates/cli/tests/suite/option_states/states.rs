@@ -1,6 +1,6 @@
 //! The states: how each is brought about, what cannot be set in it, and how it ends.
 
-use super::{CACHE_BYTES, Site, State};
+use super::{CACHE_BYTES, OptionStateFixture, OwnerState};
 use crate::common::{DIRTY, Daemon, STATE, done, fill, patch, pattern, reseal, run, tool};
 use bcached_config::options::Scope;
 
@@ -25,18 +25,18 @@ fn is_home(status: &serde_json::Value) -> bool {
     media(status)["state"] == "served" && media(status)["cache"] == "fast"
 }
 
-fn again(site: &Site, daemon: Daemon) -> Daemon {
+fn again(site: &OptionStateFixture, daemon: Daemon) -> Daemon {
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 0, "{log}");
     site.start()
 }
 
 /// A volume: all options can be set, and its superblock is written.
-const MEDIA: State = State {
+const MEDIA: OwnerState = OwnerState {
     owner: "media",
     scope: Scope::Volume,
     needs: &[],
-    enter: Site::start,
+    enter: OptionStateFixture::start,
     is_so: |daemon| is_home(&daemon.status()),
     renew: |_| {},
     refuses: &[],
@@ -47,7 +47,7 @@ const MEDIA: State = State {
 };
 
 /// No superblock is written.
-const FAILED: State = State {
+const FAILED: OwnerState = OwnerState {
     refuses: &[
         ("label", 4, "the cache has stopped writing"),
         ("writeback_rate", 4, "the cache has stopped writing"),
@@ -59,7 +59,7 @@ const FAILED: State = State {
 };
 
 /// The label is on a device that is not served.
-const UNSERVED: State = State {
+const UNSERVED: OwnerState = OwnerState {
     refuses: &[("label", 4, "the volume is not served"), ("writeback_rate", 4, "the volume is not served")],
     writes_superblock: false,
     ..MEDIA
@@ -75,7 +75,7 @@ fn of_a_volume_that_is_served() {
 
 #[test]
 fn of_a_detached_volume() {
-    let state = State {
+    let state = OwnerState {
         enter: |site| {
             let daemon = site.start();
             done(&daemon, &["detach", "media"]);
@@ -92,7 +92,7 @@ fn of_a_detached_volume() {
     state.check();
 }
 
-fn plug_cache(site: &Site, daemon: Daemon) -> Daemon {
+fn plug_cache(site: &OptionStateFixture, daemon: Daemon) -> Daemon {
     std::fs::rename(&site.away, &site.fast).expect("back");
     daemon.wait_for("the volume has its cache", is_home);
     daemon
@@ -100,7 +100,7 @@ fn plug_cache(site: &Site, daemon: Daemon) -> Daemon {
 
 #[test]
 fn of_a_clean_volume_without_its_cache() {
-    let state = State {
+    let state = OwnerState {
         enter: |site| {
             site.served_once();
             std::fs::rename(&site.fast, &site.away).expect("out of sight");
@@ -116,7 +116,7 @@ fn of_a_clean_volume_without_its_cache() {
 
 #[test]
 fn of_a_dirty_volume_that_waits_for_its_cache() {
-    let state = State {
+    let state = OwnerState {
         enter: |site| {
             site.served_once();
             reseal(site.media.to_str().expect("text"), STATE, DIRTY);
@@ -132,7 +132,7 @@ fn of_a_dirty_volume_that_waits_for_its_cache() {
 
 #[test]
 fn of_a_volume_whose_device_is_missing() {
-    let state = State {
+    let state = OwnerState {
         enter: |site| {
             std::fs::rename(&site.media, &site.away).expect("out of sight");
             site.start()
@@ -151,7 +151,7 @@ fn of_a_volume_whose_device_is_missing() {
 
 #[test]
 fn of_a_volume_that_has_failed() {
-    let state = State {
+    let state = OwnerState {
         enter: |site| {
             site.served_once();
             std::fs::copy(&site.media, &site.away).expect("a copy");
@@ -172,7 +172,7 @@ fn of_a_volume_that_has_failed() {
 
 #[test]
 fn of_a_stopped_volume() {
-    let state = State {
+    let state = OwnerState {
         enter: |site| {
             let daemon = site.start();
             done(&daemon, &["stop", "media"]);
@@ -190,7 +190,7 @@ fn of_a_stopped_volume() {
 }
 
 /// Truncates the device under the volume, which simulates pulling it, and makes the daemon notice.
-fn pull_backing(site: &Site) -> Daemon {
+fn pull_backing(site: &OptionStateFixture) -> Daemon {
     let daemon = site.start();
     // Data flushed now is not lost with the device.
     let uri = daemon.uri("media");
@@ -207,7 +207,7 @@ fn pull_backing(site: &Site) -> Daemon {
 
 #[test]
 fn of_a_volume_whose_device_was_pulled() {
-    let state = State {
+    let state = OwnerState {
         needs: &["qemu-io"],
         enter: pull_backing,
         is_so: |daemon| is(daemon, "degraded"),
@@ -226,8 +226,8 @@ fn of_a_volume_whose_device_was_pulled() {
 }
 
 /// Starts a job whose backing device fails all writes. The job is given up after some rounds of a
-/// second each: see [`State::renew`].
-fn begin(site: &Site, verb: &str) -> Daemon {
+/// second each: see [`OwnerState::renew`].
+fn begin(site: &OptionStateFixture, verb: &str) -> Daemon {
     let daemon = site.start();
     fill(&site.images, &daemon, "media", &pattern(1 << 20, 1));
     daemon.fail_writes_beyond(CACHE_BYTES);
@@ -245,7 +245,7 @@ fn is_running(status: &serde_json::Value) -> bool {
     status["jobs"].as_array().is_some_and(|jobs| jobs.iter().any(|job| job["state"] == "running"))
 }
 
-fn end_job(_: &Site, daemon: Daemon) -> Daemon {
+fn end_job(_: &OptionStateFixture, daemon: Daemon) -> Daemon {
     daemon.writes_succeed();
     daemon.wait_for("the end of that", |status| !is_running(status));
     daemon
@@ -253,7 +253,7 @@ fn end_job(_: &Site, daemon: Daemon) -> Daemon {
 
 #[test]
 fn of_a_volume_that_is_being_detached() {
-    let state = State {
+    let state = OwnerState {
         needs: &["nbdcopy"],
         enter: |site| begin(site, "detach"),
         renew: |daemon| begin_again(daemon, "detach"),
@@ -266,7 +266,7 @@ fn of_a_volume_that_is_being_detached() {
 
 #[test]
 fn of_a_volume_that_is_being_flushed() {
-    let state = State {
+    let state = OwnerState {
         needs: &["nbdcopy"],
         enter: |site| begin(site, "flush"),
         renew: |daemon| begin_again(daemon, "flush"),
@@ -278,7 +278,7 @@ fn of_a_volume_that_is_being_flushed() {
 }
 
 /// Makes the cache fail while it has dirty data of `volume`.
-fn fail_cache(site: &Site, daemon: &Daemon, volume: &str) {
+fn fail_cache(site: &OptionStateFixture, daemon: &Daemon, volume: &str) {
     fill(&site.images, daemon, volume, &pattern(1 << 20, 1));
     done(daemon, &["set", volume, "on_cache_error=fail", "--runtime"]);
     // Everything but the superblocks lies past this offset; the files written beside the devices
@@ -292,7 +292,7 @@ fn fail_cache(site: &Site, daemon: &Daemon, volume: &str) {
 
 /// The device accepts writes again up to the sector that failed last, and no further: the set is
 /// closed, and cannot be reopened.
-fn let_go(site: &Site, daemon: &Daemon, volume: &str) {
+fn let_go(site: &OptionStateFixture, daemon: &Daemon, volume: &str) {
     fail_cache(site, daemon, volume);
     let status = daemon.status();
     let reason = fast(&status)["reason"].as_str().unwrap_or_default();
@@ -303,13 +303,13 @@ fn let_go(site: &Site, daemon: &Daemon, volume: &str) {
     daemon.wait_for("the set is let go of", |_| is_let_go(daemon));
 }
 
-fn with_failed_cache(site: &Site) -> Daemon {
+fn with_failed_cache(site: &OptionStateFixture) -> Daemon {
     let daemon = site.start();
     fail_cache(site, &daemon, "media");
     daemon
 }
 
-fn with_cache_let_go(site: &Site) -> Daemon {
+fn with_cache_let_go(site: &OptionStateFixture) -> Daemon {
     let daemon = site.start();
     let_go(site, &daemon, "media");
     daemon
@@ -320,7 +320,7 @@ fn is_let_go(daemon: &Daemon) -> bool {
     log.contains("the cache set cannot be reopened") && !log.contains("event=cache-works-again")
 }
 
-fn mend(_: &Site, daemon: Daemon) -> Daemon {
+fn mend(_: &OptionStateFixture, daemon: Daemon) -> Daemon {
     daemon.writes_succeed();
     daemon.wait_for("it works again", |_| daemon.log().contains("event=cache-works-again"));
     daemon
@@ -328,7 +328,7 @@ fn mend(_: &Site, daemon: Daemon) -> Daemon {
 
 #[test]
 fn of_a_volume_whose_cache_has_stopped_writing() {
-    let state = State {
+    let state = OwnerState {
         needs: &["nbdcopy", "qemu-io"],
         enter: with_failed_cache,
         is_so: |daemon| is(daemon, "degraded") && !is_let_go(daemon),
@@ -340,7 +340,7 @@ fn of_a_volume_whose_cache_has_stopped_writing() {
 #[test]
 fn of_a_volume_whose_cache_was_let_go_of() {
     let state =
-        State { needs: &["nbdcopy", "qemu-io"], enter: with_cache_let_go, is_so: is_let_go, ..FAILED };
+        OwnerState { needs: &["nbdcopy", "qemu-io"], enter: with_cache_let_go, is_so: is_let_go, ..FAILED };
     state.check();
 }
 
@@ -372,7 +372,7 @@ const ABOUT_BACKING: &[&str] = &[
 ];
 
 /// A volume that lives in the cache alone, whose options cannot be stored.
-const SCRATCH: State = State {
+const SCRATCH: OwnerState = OwnerState {
     owner: "scratch",
     enter: add_scratch,
     is_so: |daemon| of(&daemon.status(), "volumes", "scratch")["state"] == "served",
@@ -382,7 +382,7 @@ const SCRATCH: State = State {
     ..MEDIA
 };
 
-fn add_scratch(site: &Site) -> Daemon {
+fn add_scratch(site: &OptionStateFixture) -> Daemon {
     let daemon = site.start();
     done(&daemon, &["add", "scratch", "--size", "4M"]);
     daemon
@@ -395,7 +395,7 @@ fn of_a_volume_in_the_cache_alone() {
 
 #[test]
 fn of_a_stopped_volume_in_the_cache_alone() {
-    let state = State {
+    let state = OwnerState {
         enter: |site| {
             let daemon = add_scratch(site);
             done(&daemon, &["stop", "scratch"]);
@@ -414,7 +414,7 @@ fn of_a_stopped_volume_in_the_cache_alone() {
 
 #[test]
 fn of_a_volume_in_a_cache_that_was_let_go_of() {
-    let state = State {
+    let state = OwnerState {
         needs: &["nbdcopy", "qemu-io"],
         enter: |site| {
             let daemon = add_scratch(site);
@@ -433,7 +433,7 @@ fn of_a_volume_in_a_cache_that_was_let_go_of() {
 }
 
 /// A cache: all options can be set, and its superblock is written.
-const FAST: State = State {
+const FAST: OwnerState = OwnerState {
     owner: "fast",
     scope: Scope::Cache,
     is_so: |daemon| fast(&daemon.status())["state"] == "open",
@@ -447,7 +447,7 @@ fn of_a_cache_that_is_open() {
 
 #[test]
 fn of_a_cache_that_is_missing() {
-    let state = State {
+    let state = OwnerState {
         enter: |site| {
             std::fs::rename(&site.fast, &site.away).expect("out of sight");
             site.start()
@@ -463,7 +463,7 @@ fn of_a_cache_that_is_missing() {
 
 #[test]
 fn of_a_cache_that_is_damaged() {
-    let state = State {
+    let state = OwnerState {
         enter: |site| {
             site.served_once();
             std::fs::copy(&site.fast, &site.away).expect("a copy");
@@ -486,7 +486,7 @@ fn of_a_cache_that_is_damaged() {
 
 #[test]
 fn of_a_cache_that_has_stopped_writing() {
-    let state = State {
+    let state = OwnerState {
         needs: &["nbdcopy", "qemu-io"],
         enter: with_failed_cache,
         is_so: |daemon| fast(&daemon.status())["state"] == "open" && !is_let_go(daemon),
@@ -499,7 +499,7 @@ fn of_a_cache_that_has_stopped_writing() {
 
 #[test]
 fn of_a_cache_that_was_let_go_of() {
-    let state = State {
+    let state = OwnerState {
         needs: &["nbdcopy", "qemu-io"],
         enter: with_cache_let_go,
         is_so: is_let_go,

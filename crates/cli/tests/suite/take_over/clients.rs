@@ -1,6 +1,6 @@
 //! Clients that verify what they read while daemon processes replace each other.
 
-use crate::common::{Images, Ran, bcached, control};
+use crate::common::{CommandResult, Images, bcached, control};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,9 +23,9 @@ pub fn configured() -> Images {
 }
 
 /// A minimal NBD client, usually of `tank`.
-pub struct Client(UnixStream);
+pub struct TakeOverClient(UnixStream);
 
-impl Client {
+impl TakeOverClient {
     pub fn connect(images: &Images) -> io::Result<Self> {
         Self::connect_to(images, "tank")
     }
@@ -98,7 +98,7 @@ impl Client {
 
 /// What a client has written, and what was acknowledged.
 #[derive(Clone)]
-pub struct Model {
+pub struct WrittenModel {
     pub first: usize,
     pub values: Vec<u32>,
     /// Requested and not acknowledged.
@@ -108,13 +108,13 @@ pub struct Model {
     pub longest: Duration,
 }
 
-impl Model {
+impl WrittenModel {
     pub fn new(part: usize) -> Self {
         Self { first: part * BLOCKS, values: vec![0; BLOCKS], doubt: None, last: 0, longest: Duration::ZERO }
     }
 
     /// Works until told to end, or until its daemon is gone.
-    fn work(&mut self, client: &mut Client, ends: &AtomicBool) -> io::Result<()> {
+    fn work(&mut self, client: &mut TakeOverClient, ends: &AtomicBool) -> io::Result<()> {
         while !ends.load(Ordering::SeqCst) {
             self.last += 1;
             let block = (self.last as usize * 97) % BLOCKS;
@@ -136,7 +136,7 @@ impl Model {
     }
 
     /// Everything acknowledged is there. What was in flight is there or not, consistently.
-    fn check(&mut self, client: &mut Client) {
+    fn check(&mut self, client: &mut TakeOverClient) {
         for block in 0..BLOCKS {
             let found = client.read(self.first + block).expect("it is served");
             let is_doubtful = self.doubt == Some((block, found));
@@ -152,9 +152,9 @@ impl Model {
 }
 
 /// Ends the clients, also if the test fails meanwhile.
-struct Ends<'a>(&'a AtomicBool);
+struct StopClients<'a>(&'a AtomicBool);
 
-impl Drop for Ends<'_> {
+impl Drop for StopClients<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::SeqCst);
     }
@@ -163,11 +163,12 @@ impl Drop for Ends<'_> {
 /// Runs `act` while the clients work; returns its result and that of each client.
 pub fn at_work<T>(
     images: &Images,
-    models: &mut [Model],
+    models: &mut [WrittenModel],
     act: impl FnOnce() -> T,
 ) -> (T, Vec<io::Result<()>>) {
     let ends = AtomicBool::new(false);
-    let mut clients: Vec<_> = models.iter().map(|_| Client::connect(images).expect("it is served")).collect();
+    let mut clients: Vec<_> =
+        models.iter().map(|_| TakeOverClient::connect(images).expect("it is served")).collect();
     std::thread::scope(|scope| {
         let ends = &ends;
         let workers: Vec<_> = models
@@ -175,7 +176,7 @@ pub fn at_work<T>(
             .zip(&mut clients)
             .map(|(model, client)| scope.spawn(move || model.work(client, ends)))
             .collect();
-        let at_last = Ends(ends);
+        let at_last = StopClients(ends);
         std::thread::sleep(Duration::from_millis(100));
         let done = act();
         std::thread::sleep(Duration::from_millis(100));
@@ -184,12 +185,12 @@ pub fn at_work<T>(
     })
 }
 
-pub fn check_all(images: &Images, models: &mut [Model]) {
+pub fn check_all(images: &Images, models: &mut [WrittenModel]) {
     for model in models {
-        model.check(&mut Client::connect(images).expect("it is served"));
+        model.check(&mut TakeOverClient::connect(images).expect("it is served"));
     }
 }
 
-pub fn take_over(images: &Images, words: &[&str]) -> Ran {
+pub fn take_over(images: &Images, words: &[&str]) -> CommandResult {
     bcached(&[&["take-over", "--json", "--control", &control(images)], words].concat())
 }

@@ -2,11 +2,15 @@
 //! process is killed during it.
 
 mod clients;
-mod ill;
+mod failing_devices;
 mod steps;
 
-use crate::common::{self, Daemon, Images, Last, ask, bcached, done, json, limited, pid, refused, wrapped};
-use clients::{BLOCKS, CLIENTS, Client, LIMIT, MIB, Model, at_work, check_all, configured, take_over};
+use crate::common::{
+    self, Daemon, Images, StopOnDrop, ask, bcached, done, json, limited, pid, refused, wrapped,
+};
+use clients::{
+    BLOCKS, CLIENTS, LIMIT, MIB, TakeOverClient, WrittenModel, at_work, check_all, configured, take_over,
+};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -23,8 +27,8 @@ fn wait_until(what: &str, holds: impl Fn() -> bool) {
 fn clients_notice_a_pause_and_nothing_else() {
     let images = configured();
     let daemon = Daemon::configured(&images);
-    let _last = Last(&images);
-    let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
+    let _last = StopOnDrop(&images);
+    let mut models: Vec<_> = (0..CLIENTS).map(WrittenModel::new).collect();
     let mut former = daemon.id();
     let (pauses, fared) = at_work(&images, &mut models, || {
         let mut pauses = Vec::new();
@@ -83,17 +87,17 @@ fn how_long_clients_wait_at_most() {
         );
         std::fs::create_dir(images.path("run")).expect("a folder");
         let daemon = Daemon::configured(&images);
-        let _last = Last(&images);
+        let _last = StopOnDrop(&images);
         // Written one by one and spread out, so that each leaves a key of its own.
         let block_of = |key: usize| CLIENTS * BLOCKS + (key * 7919) % (2048 * 1000);
         let value_of = |key: usize| u32::try_from(key + 1).expect("few");
-        let mut client = Client::connect(&images).expect("it is served");
+        let mut client = TakeOverClient::connect(&images).expect("it is served");
         (0..keys).for_each(|key| client.write(block_of(key), value_of(key)).expect("it is served"));
         drop(client);
         for _ in 0..4 {
-            let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
+            let mut models: Vec<_> = (0..CLIENTS).map(WrittenModel::new).collect();
             for model in &mut models {
-                let mut client = Client::connect(&images).expect("it is served");
+                let mut client = TakeOverClient::connect(&images).expect("it is served");
                 for block in 0..BLOCKS {
                     model.values[block] = client.read(model.first + block).expect("it is served");
                 }
@@ -109,7 +113,7 @@ fn how_long_clients_wait_at_most() {
                 longest.as_secs_f64()
             );
         }
-        let mut client = Client::connect(&images).expect("it is served");
+        let mut client = TakeOverClient::connect(&images).expect("it is served");
         for key in (0..keys).step_by(41) {
             assert_eq!(client.read(block_of(key)).expect("it is served"), value_of(key), "key {key}");
         }
@@ -122,8 +126,8 @@ fn how_long_clients_wait_at_most() {
 fn who_cannot_take_over_does_not() {
     let images = configured();
     let daemon = Daemon::configured(&images);
-    let _last = Last(&images);
-    let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
+    let _last = StopOnDrop(&images);
+    let mut models: Vec<_> = (0..CLIENTS).map(WrittenModel::new).collect();
     let config = std::fs::read_to_string(images.path("config.toml")).expect("configured");
     let (_, fared) = at_work(&images, &mut models, || {
         refused(
@@ -160,7 +164,7 @@ fn who_cannot_take_over_does_not() {
 
 /// How the hand-overs ended in which one of the two processes was killed.
 #[derive(Default, Debug)]
-struct Ended {
+struct TakeOverCounts {
     /// The new process serves, and had received everything from the old one.
     by_new: usize,
     /// The new process serves, and the old one had died before.
@@ -176,13 +180,13 @@ struct Ended {
 fn what_was_not_served_before_keeps_nobody_waiting() {
     let images = configured();
     let daemon = Daemon::configured(&images);
-    let _last = Last(&images);
+    let _last = StopOnDrop(&images);
     let config = std::fs::read_to_string(images.path("config.toml")).expect("configured");
     let missing = images.path("missing");
     images.configure(&format!(
         "{config}[volume.new]\nbacking = {missing:?}\ncache = \"none\"\nwait = \"1h\"\n"
     ));
-    let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
+    let mut models: Vec<_> = (0..CLIENTS).map(WrittenModel::new).collect();
     for _ in 0..2 {
         let (ran, fared) = at_work(&images, &mut models, || take_over(&images, &[]));
         assert_eq!(ran.exit, 0, "{}\n{}", ran.err, daemon.log());
@@ -191,7 +195,7 @@ fn what_was_not_served_before_keeps_nobody_waiting() {
     println!("clients have waited for {:?}", models.iter().map(|model| model.longest).max());
     // The device is still looked for.
     assert_eq!(bcached(&["make", "-B", &images.blank("missing", 20 << 20)]).exit, 0);
-    wait_until("it is there", || Client::connect_to(&images, "new").is_ok());
+    wait_until("it is there", || TakeOverClient::connect_to(&images, "new").is_ok());
     check_all(&images, &mut models);
 }
 
@@ -201,7 +205,7 @@ fn what_was_not_served_before_keeps_nobody_waiting() {
 fn a_stop_that_is_asked_for_meanwhile_stops_who_has_taken_over() {
     let images = configured();
     let daemon = Daemon::configured(&images);
-    let _last = Last(&images);
+    let _last = StopOnDrop(&images);
     let former = pid(&images).expect("it runs");
     let program = wrapped(&images, "sleep 1");
     std::thread::scope(|scope| {
@@ -223,7 +227,7 @@ fn a_stop_that_is_asked_for_meanwhile_stops_who_has_taken_over() {
 fn who_is_only_tried_serves_nothing_whatever_becomes_of_the_daemon() {
     let images = configured();
     let daemon = Daemon::configured(&images);
-    let _last = Last(&images);
+    let _last = StopOnDrop(&images);
     let (there, tried) = (images.path("there"), images.path("tried"));
     let script = format!("touch {}; sleep 0.5; (sleep 2; touch {}) & ", there.display(), tried.display());
     let program = wrapped(&images, &script);
@@ -239,12 +243,12 @@ fn who_is_only_tried_serves_nothing_whatever_becomes_of_the_daemon() {
 
 /// Kills one process at many moments: the other one continues with all that was acknowledged. The
 /// moments between two messages are covered by that.
-fn killed_at_many_moments(script: impl Fn(&str) -> String) -> Ended {
+fn killed_at_many_moments(script: impl Fn(&str) -> String) -> TakeOverCounts {
     let images = configured();
-    let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
-    let mut ends = Ended::default();
+    let mut models: Vec<_> = (0..CLIENTS).map(WrittenModel::new).collect();
+    let mut ends = TakeOverCounts::default();
     let mut daemon = Daemon::configured(&images);
-    let _last = Last(&images);
+    let _last = StopOnDrop(&images);
     for step in 0_u32..8 {
         let delay = format!("0.{:03}", step * 9);
         let program = wrapped(&images, &script(&delay));
@@ -297,8 +301,8 @@ fn the_old_one_may_be_killed_at_any_moment() {
 fn either_may_stand_still_for_a_while() {
     let images = configured();
     let daemon = Daemon::configured(&images);
-    let _last = Last(&images);
-    let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
+    let _last = StopOnDrop(&images);
+    let mut models: Vec<_> = (0..CLIENTS).map(WrittenModel::new).collect();
     for (who, delay) in
         ["$$", "$BCACHED_TAKES_OVER"].into_iter().flat_map(|who| [0, 8, 16, 32].map(|delay| (who, delay)))
     {
@@ -318,8 +322,8 @@ fn what_the_new_one_cannot_serve_the_old_one_serves_on() {
     let images = configured();
     images.configure_wait("1s");
     let daemon = Daemon::configured(&images);
-    let _last = Last(&images);
-    let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
+    let _last = StopOnDrop(&images);
+    let mut models: Vec<_> = (0..CLIENTS).map(WrittenModel::new).collect();
     done(&daemon, &["set", "tank", "writeback_percent=23"]);
     // The program can write nothing, from its log on, and so opens no set.
     let program = wrapped(&images, "exec 2> /dev/null; ulimit -f 1");
@@ -348,8 +352,8 @@ fn the_new_one_may_be_told_to_end_at_any_step() {
     for step in 0_u32..10 {
         let images = configured();
         let daemon = Daemon::configured(&images);
-        let _last = Last(&images);
-        let mut client = Client::connect(&images).expect("it is served");
+        let _last = StopOnDrop(&images);
+        let mut client = TakeOverClient::connect(&images).expect("it is served");
         client.write(1, 7).expect("it is served");
         let ends = format!("(sleep 0.{:03}; kill -TERM $$) & ", step * 8);
         let ran = take_over(&images, &["--program", &wrapped(&images, &ends), "--timeout", "50s"]);
@@ -358,7 +362,7 @@ fn the_new_one_may_be_told_to_end_at_any_step() {
         if lives(daemon.id()) {
             assert_eq!(pid(&images).and_then(|pid| u32::try_from(pid).ok()), Some(daemon.id()), "{}", told());
             assert_eq!(client.read(1).expect("no client has noticed"), 7, "{}", told());
-            Client::connect(&images).expect("whoever comes is let in");
+            TakeOverClient::connect(&images).expect("whoever comes is let in");
         }
     }
 }
@@ -372,11 +376,11 @@ fn no_client_is_lost_for_want_of_descriptors() {
     let config = images.path("config.toml");
     let command = Daemon::command(&images, "run", &["--config", config.to_str().expect("text")]);
     let daemon = Daemon::start_command(&images, limited(&command, &format!("ulimit -n {LIMIT}")));
-    let _last = Last(&images);
+    let _last = StopOnDrop(&images);
     let taken = || std::fs::read_dir(format!("/proc/{}/fd", daemon.id())).expect("it runs").count();
     let mut clients = Vec::new();
     while taken() < LIMIT - 10 {
-        clients.push(Client::connect(&images).expect("there is room"));
+        clients.push(TakeOverClient::connect(&images).expect("there is room"));
     }
     assert!(clients.len() > 10, "more than are left: {}", clients.len());
     let ran = take_over(&images, &[]);
@@ -399,8 +403,8 @@ fn what_the_files_name_no_more_is_not_handed_over() {
     let both = format!("{config}[volume.other]\nbacking = {other:?}\n");
     images.configure(&both);
     let daemon = Daemon::configured(&images);
-    let _last = Last(&images);
-    let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
+    let _last = StopOnDrop(&images);
+    let mut models: Vec<_> = (0..CLIENTS).map(WrittenModel::new).collect();
     let (_, fared) = at_work(&images, &mut models, || {
         images.configure(&config);
         refused(&daemon, &["take-over"], 4, "the configuration no longer has the volume other");
@@ -439,8 +443,8 @@ fn a_way_that_cannot_begin_again_does_not_end_who_goes_on() {
         "{config}export = [\"nbd\", \"vhost-user\"]\n[vhost-user]\ndirectory = {machines:?}\n"
     ));
     let daemon = Daemon::configured(&images);
-    let _last = Last(&images);
-    let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
+    let _last = StopOnDrop(&images);
+    let mut models: Vec<_> = (0..CLIENTS).map(WrittenModel::new).collect();
     let (_, fared) = at_work(&images, &mut models, || {
         std::fs::remove_dir_all(&machines).expect("ours");
         std::fs::write(&machines, "").expect("a file");
@@ -463,8 +467,8 @@ fn a_socket_whose_folder_is_gone_is_passed_on() {
     let (gone, stays) = (folder.join("nbd.sock"), images.path("run/nbd.sock"));
     images.configure(&format!("{config}[nbd]\nlisten = [{stays:?}, {gone:?}]\n"));
     let daemon = Daemon::configured(&images);
-    let _last = Last(&images);
-    let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
+    let _last = StopOnDrop(&images);
+    let mut models: Vec<_> = (0..CLIENTS).map(WrittenModel::new).collect();
     let (ran, fared) = at_work(&images, &mut models, || {
         std::fs::remove_dir_all(&folder).expect("ours");
         take_over(&images, &[])

@@ -1,8 +1,8 @@
 //! Kills either process at each of their messages, before the other one receives it and after. This
 //! program stands between them, passes their messages on, and does that.
 
-use super::clients::{CLIENTS, Client, Model, at_work, check_all, configured, take_over};
-use crate::common::{Daemon, Images, Last, PROGRAM, pid, wrapped};
+use super::clients::{CLIENTS, TakeOverClient, WrittenModel, at_work, check_all, configured, take_over};
+use crate::common::{Daemon, Images, PROGRAM, StopOnDrop, pid, wrapped};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -71,7 +71,7 @@ fn this_program_stands_between() {
         .stdin(Stdio::from(theirs))
         .spawn()
         .expect("it starts");
-    let mut between = Between { old, new, process };
+    let mut between = MessageProxy { old, new, process };
     let mut seen = 0;
     while let Some((from_new, bytes, descriptors)) = between.next() {
         let text = String::from_utf8_lossy(&bytes);
@@ -93,13 +93,13 @@ fn this_program_stands_between() {
     std::process::exit(0);
 }
 
-struct Between {
+struct MessageProxy {
     old: OwnedFd,
     new: OwnedFd,
     process: Child,
 }
 
-impl Between {
+impl MessageProxy {
     /// Returns the next message, and whether it is from the new process; `None` if one of them is
     /// gone.
     fn next(&self) -> Option<(bool, Vec<u8>, Vec<OwnedFd>)> {
@@ -167,9 +167,9 @@ fn send(to: &OwnedFd, bytes: &[u8], descriptors: &[OwnedFd]) -> io::Result<()> {
 /// steps it has to be the other one.
 fn killed_at_each_step(victim: &str, must_go_on: impl Fn(&str, &str) -> bool) {
     let images = configured();
-    let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
+    let mut models: Vec<_> = (0..CLIENTS).map(WrittenModel::new).collect();
     let mut daemon = Daemon::configured(&images);
-    let _last = Last(&images);
+    let _last = StopOnDrop(&images);
     for (message, count) in MESSAGES {
         for when in ["before", "after"] {
             let step = format!("the {victim} one is killed {when} {message}");
@@ -205,7 +205,7 @@ fn killed_at_each_step(victim: &str, must_go_on: impl Fn(&str, &str) -> bool) {
 fn wait_for_the_other(images: &Images, (former, victim): (i32, &str), limit: Duration) {
     let began = Instant::now();
     let serves = || pid(images).is_some_and(|now| (now == former) == (victim == "new"));
-    while !(serves() && Client::connect(images).is_ok()) && began.elapsed() < limit {
+    while !(serves() && TakeOverClient::connect(images).is_ok()) && began.elapsed() < limit {
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -4,27 +4,27 @@ pub mod reconnect;
 pub mod replaced;
 pub mod retry_policy;
 
-use crate::engine_thread::{self, Engine, LeftNote, News, Opened, Start, Stopped};
-use crate::supervisor::devices::open_timeout::Unopened;
+use crate::engine_thread::{self, Engine, EngineEvent, EngineParameters, NoteOutcome, OpenedSet, StoppedSet};
+use crate::supervisor::devices::open_timeout::OpenError;
 use crate::supervisor::jobs::replace_steps;
-use crate::supervisor::lifecycle::memory_budget::Nodes;
-use crate::supervisor::options::Done;
+use crate::supervisor::lifecycle::memory_budget::NodeMemory;
+use crate::supervisor::options::Completion;
 use crate::supervisor::options::owner::no_cache;
-use crate::supervisor::options::pending_settings::Word;
+use crate::supervisor::options::pending_settings::RequestId;
 use crate::supervisor::report::health;
 use crate::supervisor::report::progress_of;
 use crate::supervisor::report::reasons;
 use crate::supervisor::report::volume_names;
 use crate::supervisor::table::{CacheEntry, CacheState};
-use crate::supervisor::volumes::placement::Unserved;
+use crate::supervisor::volumes::placement::UnservedReason;
 use crate::supervisor::{Event, Phase, Supervisor};
 use bcached_config::NO_CACHE;
 use bcached_control::failure::{Failure, Kind};
-use bcached_engine::{DiscardState, Error, Opening, Options, Settings, Status};
+use bcached_engine::{DiscardState, Error, OpenProgress, Options, Settings, Status};
 use bcached_format::Uuid;
 use bcached_offline::devices::{self, CacheDevice};
 use bcached_offline::notes;
-use bcached_uring::NoteFound;
+use bcached_uring::NoteContents;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -36,15 +36,15 @@ const OPENING_TOLD: Duration = Duration::from_secs(10);
 /// An event of a cache.
 pub enum CacheEvent {
     /// News from its engine.
-    News(News),
+    Engine(EngineEvent),
     /// Its engine has stopped.
-    Stopped(Stopped),
+    Stopped(StoppedSet),
     /// Its engine has written this requested value to the superblock, or has refused it (true).
-    SettingsSettled(Word, bool),
+    SettingsSettled(RequestId, bool),
     /// Its engine has taken up the returned device. True if unflushed writes may be lost.
     Returned(Box<Result<bool, Error>>),
     /// Its set, whose device is gone, has tried to write to it.
-    Proved,
+    Probed,
     /// Its engine has changed its memory for nodes to this, in bytes, or keeps what it had.
     NodesChanged(Option<usize>),
     /// A client cancels the replacement of this former device.
@@ -55,14 +55,14 @@ impl Supervisor {
     /// Handles an event of the cache of this index.
     pub fn cache_event(&mut self, index: usize, event: CacheEvent) -> Result<(), Failure> {
         match event {
-            CacheEvent::News(News::Opened(result)) => self.cache_opened(index, result),
-            CacheEvent::News(News::Ended) => self.cache_ended(index)?,
-            CacheEvent::News(News::Failed) => self.look_after_sets(),
-            CacheEvent::News(News::Works) => self.set_works_again(index),
+            CacheEvent::Engine(EngineEvent::Opened(result)) => self.cache_opened(index, result),
+            CacheEvent::Engine(EngineEvent::Ended) => self.cache_ended(index)?,
+            CacheEvent::Engine(EngineEvent::Failed) => self.look_after_sets(),
+            CacheEvent::Engine(EngineEvent::Recovered) => self.set_works_again(index),
             CacheEvent::Stopped(stopped) => self.cache_let_go(index, stopped.outcome),
-            CacheEvent::SettingsSettled(word, refused) => self.settings_settled(index, &word, refused),
+            CacheEvent::SettingsSettled(request, refused) => self.settings_settled(index, &request, refused),
             CacheEvent::Returned(taken) => self.cache_returned(index, *taken),
-            CacheEvent::Proved => self.cache_proved(index),
+            CacheEvent::Probed => self.cache_proved(index),
             CacheEvent::NodesChanged(has) => self.nodes_changed(index, has),
             CacheEvent::StopReplacing => self.stop_replacing(index, replace_steps::cancelled()),
         }
@@ -75,15 +75,15 @@ impl Supervisor {
             Some(CacheEntry { state: CacheState::Waiting(_), device, .. }) => device.clone(),
             _ => return,
         };
-        if !self.ailing.is_due(index) {
+        if !self.cache_retries.is_due(index) {
             return;
         }
-        let state = match self.slow_caches.open(&device, self.ailing.opens(index)) {
-            Err(Unopened::Hangs(failure)) => {
-                self.ailing.soon(index);
+        let state = match self.slow_caches.open(&device, self.cache_retries.opens(index)) {
+            Err(OpenError::NoAnswer(failure)) => {
+                self.cache_retries.soon(index);
                 CacheState::Waiting(failure)
             }
-            Err(Unopened::Failed(failure)) => self.cache_refused(index, failure),
+            Err(OpenError::Failed(failure)) => self.cache_refused(index, failure),
             Ok(cache) => {
                 self.shared().table.caches[index].nodes.table = self.counted_table(&cache.superblock);
                 let Some(nodes) = self.nodes_for(index) else {
@@ -91,7 +91,7 @@ impl Supervisor {
                         .why("other caches are giving up some of theirs")
                         .next("it is opened when they have done so");
                     self.shared().table.caches[index].state = CacheState::Waiting(waits);
-                    self.ailing.soon(index);
+                    self.cache_retries.soon(index);
                     return self.slow_caches.keep(&device, cache);
                 };
                 match self.too_large(index, &cache.superblock, nodes) {
@@ -123,7 +123,7 @@ impl Supervisor {
         let bucket_memory = self.counted_table(&cache.superblock) as u64;
         let is_new = !cache.superblock.is_synchronous();
         let (device, note) = (cache.device, Some(note));
-        let start = Start { device, set_uuid: set, note, is_new, options, bucket_memory };
+        let start = EngineParameters { device, set_uuid: set, note, is_new, options, bucket_memory };
         self.start_thread(index, &name, start, progress)
     }
 
@@ -142,11 +142,11 @@ impl Supervisor {
         &self,
         index: usize,
         name: &str,
-        start: Start,
-        progress: Arc<Opening>,
+        start: EngineParameters,
+        progress: Arc<OpenProgress>,
     ) -> Result<CacheState, Failure> {
         let (sender, set) = (self.sender.clone(), start.set_uuid);
-        let news = move |news| drop(sender.send(Event::Cache(index, CacheEvent::News(news))));
+        let news = move |news| drop(sender.send(Event::Cache(index, CacheEvent::Engine(news))));
         let thread = engine_thread::start(name, start, news).map_err(|error| {
             Failure::new(Kind::Io, "cannot start the thread of its engine").why(error.to_string())
         })?;
@@ -155,7 +155,7 @@ impl Supervisor {
 
     /// Returns the engine that serves volumes without a cache whose devices have blocks of this
     /// size. The first call starts it.
-    pub fn engine_of_none(&self, block_sectors: u64) -> Result<(usize, Engine), Unserved> {
+    pub fn engine_of_none(&self, block_sectors: u64) -> Result<(usize, Engine), UnservedReason> {
         // Blocks smaller than the device's cannot be written to it; larger ones cost more.
         let block_sectors = if block_sectors < 8 { 1 } else { 8 };
         let found =
@@ -163,8 +163,8 @@ impl Supervisor {
         if let Some(index) = found {
             return match &self.shared().table.caches[index].state {
                 CacheState::Open { engine, .. } => Ok((index, engine.clone())),
-                CacheState::Failed(failure) => Err(Unserved::Failed(failure.clone())),
-                _ => Err(Unserved::Waits(reasons::goes_without())),
+                CacheState::Failed(failure) => Err(UnservedReason::Failed(failure.clone())),
+                _ => Err(UnservedReason::Waiting(reasons::goes_without())),
             };
         }
         let index = self.shared().table.caches.len();
@@ -174,12 +174,12 @@ impl Supervisor {
             let options = Options { node_budget_bytes: nodes, ..Options::default() };
             let progress = Arc::clone(&options.opening);
             let (device, is_new) = (cache.device, true);
-            let start = Start { device, set_uuid, note: None, is_new, options, bucket_memory: 0 };
+            let start = EngineParameters { device, set_uuid, note: None, is_new, options, bucket_memory: 0 };
             self.start_thread(index, NO_CACHE, start, progress)
         });
         let state = state.unwrap_or_else(CacheState::Failed);
         self.shared().table.caches.push(CacheEntry::none(block_sectors, state));
-        Err(Unserved::Waits(reasons::goes_without()))
+        Err(UnservedReason::Waiting(reasons::goes_without()))
     }
 
     /// The engine's options, with `bytes` of memory for nodes and the bucket table together.
@@ -190,12 +190,12 @@ impl Supervisor {
         let mut options = Options { node_budget_bytes, ..Options::default() };
         entry.options.apply_to_cache(&mut options);
         entry.told = entry.options.clone();
-        entry.nodes = Nodes::of(bytes, entry.nodes.table);
+        entry.nodes = NodeMemory::of(bytes, entry.nodes.table);
         options
     }
 
     /// Handles an engine's answer: it has opened its set, or says why not.
-    pub fn cache_opened(&mut self, index: usize, result: Result<Opened, Failure>) {
+    pub fn cache_opened(&mut self, index: usize, result: Result<OpenedSet, Failure>) {
         match result {
             Err(failure) => self.set_refused(index, failure),
             Ok(opened) => {
@@ -221,7 +221,7 @@ impl Supervisor {
                 }
                 self.shared().table.set_has_come(index);
                 self.take_up_flash(index, flash_only);
-                self.apply_settings(index, Done::nobody());
+                self.apply_settings(index, Completion::nobody());
             }
         }
     }
@@ -230,7 +230,7 @@ impl Supervisor {
     /// that its service manager starts it again; the next start recovers the set. A set that never
     /// opened is refused like any other that cannot be served: a restart would end the same way.
     pub fn cache_ended(&mut self, index: usize) -> Result<(), Failure> {
-        if self.ailing.has_ended(index) {
+        if self.cache_retries.has_ended(index) {
             return Ok(());
         }
         let mut shared = self.shared();
@@ -410,8 +410,12 @@ impl Supervisor {
             for (device, found) in devices {
                 let said = self.said.entry(device.clone()).or_default();
                 match health::news(&device, &found, said) {
-                    Some(health::News::Bad(told)) => tracing::error!(event = "device-trouble", "{told}"),
-                    Some(health::News::Good(told)) => tracing::info!(event = "device-answers", "{told}"),
+                    Some(health::HealthChange::Bad(told)) => {
+                        tracing::error!(event = "device-trouble", "{told}");
+                    }
+                    Some(health::HealthChange::Good(told)) => {
+                        tracing::info!(event = "device-answers", "{told}");
+                    }
                     None => {}
                 }
             }
@@ -423,21 +427,21 @@ impl Supervisor {
 }
 
 /// Logs what a former process left in the note, and what became of it.
-fn tell_note((found, fate): &LeftNote, place: &Path) {
-    let is_lost = matches!(found, NoteFound::Records(_)) && fate.are_taken() == Some(false);
+fn tell_note((found, fate): &NoteOutcome, place: &Path) {
+    let is_lost = matches!(found, NoteContents::Records(_)) && fate.are_taken() == Some(false);
     let fate = match (found, fate.are_taken()) {
-        (NoteFound::Records(_), Some(true)) => ": they are replayed",
-        (NoteFound::Records(_), Some(false)) => {
+        (NoteContents::Records(_), Some(true)) => ": they are replayed",
+        (NoteContents::Records(_), Some(false)) => {
             ": they are not replayed, because the set has been run since, or its superblock is a different one. \
              Writes that were acknowledged before and not flushed may be lost"
         }
-        (NoteFound::Damaged { .. }, Some(false)) => {
+        (NoteContents::Damaged { .. }, Some(false)) => {
             "; none of it is replayed, because the set has been run since, or its superblock is a different one"
         }
         _ => "",
     };
     let place = place.display();
-    if matches!(found, NoteFound::Damaged { .. }) {
+    if matches!(found, NoteContents::Damaged { .. }) {
         tracing::warn!(event = "note-damaged", "{found}{fate} ({place})");
     } else if is_lost {
         tracing::warn!(event = "note-read", "{found}{fate} ({place})");
@@ -472,11 +476,15 @@ impl CacheEntry {
 
 /// When the log last reported each cache that is being opened, counted from the daemon's start.
 #[derive(Default)]
-pub struct Openings(BTreeMap<String, Duration>);
+pub struct OpeningReports(BTreeMap<String, Duration>);
 
-impl Openings {
+impl OpeningReports {
     /// Returns those of the current openings that are due to be logged.
-    pub fn due(&mut self, now: Duration, all: Vec<(String, Arc<Opening>)>) -> Vec<(String, Arc<Opening>)> {
+    pub fn due(
+        &mut self,
+        now: Duration,
+        all: Vec<(String, Arc<OpenProgress>)>,
+    ) -> Vec<(String, Arc<OpenProgress>)> {
         self.0.retain(|name, _| all.iter().any(|(opening, _)| opening == name));
         let mut is_due = |name: &String| {
             let told = self.0.entry(name.clone()).or_insert(now);

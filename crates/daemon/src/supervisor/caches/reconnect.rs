@@ -6,32 +6,32 @@
 use crate::engine_error;
 use crate::engine_thread::Engine;
 use crate::supervisor::caches::CacheEvent;
-use crate::supervisor::devices::open_timeout::{Patience, Unopened};
+use crate::supervisor::devices::open_timeout::{OpenError, PendingOpens};
 use crate::supervisor::table::CacheEntry;
-use crate::supervisor::volumes::reconnect::{Absent, fails};
+use crate::supervisor::volumes::reconnect::{RetryState, fails};
 use crate::supervisor::{Event, Supervisor};
 use bcached_control::failure::{Failure, Kind};
 use bcached_engine::{Error, Status};
 use bcached_format::Uuid;
-use bcached_offline::devices::{self, CacheDevice, Found};
-use bcached_uring::Presence;
+use bcached_offline::devices::{self, CacheDevice, Reconnection};
+use bcached_uring::DevicePresence;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// Cache devices whose sets have failed.
 #[derive(Default)]
-pub struct CacheReturns {
+pub struct CacheReconnects {
     /// Those that are looked for, by cache.
-    absent: BTreeMap<usize, Absent>,
+    absent: BTreeMap<usize, RetryState>,
     /// Those that are gone while their sets have not noticed; a probing write is in flight.
     proving: BTreeSet<usize>,
     /// Those that their engines are about to take up.
-    returning: BTreeMap<usize, (Presence, PathBuf)>,
+    returning: BTreeMap<usize, (DevicePresence, PathBuf)>,
     /// Looks that hang.
-    slow: Patience<Found<CacheDevice>>,
+    slow: PendingOpens<Reconnection<CacheDevice>>,
 }
 
-impl CacheReturns {
+impl CacheReconnects {
     /// Returns true if there is something to check soon.
     pub fn is_busy(&self) -> bool {
         !self.absent.is_empty() || !self.returning.is_empty()
@@ -39,16 +39,16 @@ impl CacheReturns {
 }
 
 /// What is known of an open cache.
-struct Known {
+struct OpenCache {
     name: String,
     device: String,
     /// The device's own UUID.
     uuid: Uuid,
-    presence: Presence,
+    presence: DevicePresence,
     engine: Engine,
 }
 
-impl Known {
+impl OpenCache {
     fn of(entry: &CacheEntry) -> Option<Self> {
         let (name, device) = (entry.display_name().to_owned(), entry.device.clone());
         Some(Self { name, device, uuid: entry.uuid?, presence: entry.opened?, engine: entry.engine()? })
@@ -59,21 +59,21 @@ impl Supervisor {
     /// Looks for the device of a cache whose set has failed, if the device is gone, or if it fails
     /// and its name leads to another device by now.
     pub fn look_for_absent_cache(&mut self, cache: usize, status: &Status) {
-        if self.cache_returns.returning.contains_key(&cache) {
+        if self.cache_reconnects.returning.contains_key(&cache) {
             return;
         }
-        let Some(known) = self.shared().table.caches.get(cache).and_then(Known::of) else { return };
+        let Some(known) = self.shared().table.caches.get(cache).and_then(OpenCache::of) else { return };
         let is_gone = known.presence.is_gone();
         if is_gone && status.failed.is_none() {
             self.prove_cache(cache, &known.engine);
         }
         if status.failed.is_none() || !is_gone && !fails(&status.cache_health) {
-            if self.cache_returns.absent.remove(&cache).is_some() {
+            if self.cache_reconnects.absent.remove(&cache).is_some() {
                 self.shared().table.caches[cache].absent = None;
             }
             return;
         }
-        let absent = self.cache_returns.absent.entry(cache).or_insert_with(Absent::since_now);
+        let absent = self.cache_reconnects.absent.entry(cache).or_insert_with(RetryState::since_now);
         let gone = format!(
             "{} is gone: the system no longer has it; the cache is reopened when a device with its UUID appears",
             known.device
@@ -83,21 +83,21 @@ impl Supervisor {
             self.shared().table.caches[cache].absent = Some(gone.as_str().into());
         }
         // A pending request may still complete.
-        let absent = self.cache_returns.absent.get_mut(&cache);
-        if status.cache_health.waiting > 0 || !absent.is_some_and(Absent::is_due) {
+        let absent = self.cache_reconnects.absent.get_mut(&cache);
+        if status.cache_health.waiting > 0 || !absent.is_some_and(RetryState::is_due) {
             return;
         }
         let (uuid, presence) = (known.uuid, known.presence);
         let open = move |device: &str| devices::open_returned_cache(device, uuid, presence);
-        match self.cache_returns.slow.open(&known.device, open) {
-            Ok(Found::Back(found)) => self.begin_cache_return(cache, &known.engine, found),
-            Ok(Found::Another(failure)) => self.cache_not_taken(cache, failure, Absent::tells),
-            Err(Unopened::Hangs(_)) => {}
-            Err(Unopened::Failed(failure)) if failure.kind != Kind::NotFound => {
-                self.cache_not_taken(cache, failure, Absent::refused);
+        match self.cache_reconnects.slow.open(&known.device, open) {
+            Ok(Reconnection::Reopened(found)) => self.begin_cache_return(cache, &known.engine, found),
+            Ok(Reconnection::Rejected(failure)) => self.cache_not_taken(cache, failure, RetryState::tells),
+            Err(OpenError::NoAnswer(_)) => {}
+            Err(OpenError::Failed(failure)) if failure.kind != Kind::NotFound => {
+                self.cache_not_taken(cache, failure, RetryState::refused);
             }
-            Ok(Found::Nothing) | Err(Unopened::Failed(_)) => {
-                if self.cache_returns.absent.get_mut(&cache).is_some_and(Absent::is_away) {
+            Ok(Reconnection::Missing) | Err(OpenError::Failed(_)) => {
+                if self.cache_reconnects.absent.get_mut(&cache).is_some_and(RetryState::is_away) {
                     self.shared().table.caches[cache].absent = is_gone.then(|| gone.into());
                 }
             }
@@ -107,23 +107,23 @@ impl Supervisor {
     /// Makes the set of a vanished device find out. Only a write tells it, and the next one may be
     /// half a minute away, or never come.
     fn prove_cache(&mut self, cache: usize, engine: &Engine) {
-        if self.cache_returns.proving.insert(cache) {
+        if self.cache_reconnects.proving.insert(cache) {
             let sender = self.sender.clone();
             engine.prove_cache(Box::new(move |_set_knows| {
-                drop(sender.send(Event::Cache(cache, CacheEvent::Proved)));
+                drop(sender.send(Event::Cache(cache, CacheEvent::Probed)));
             }));
         }
     }
 
     /// The probing write has ended. If the set still has not noticed, the next look probes again.
     pub fn cache_proved(&mut self, cache: usize) {
-        self.cache_returns.proving.remove(&cache);
+        self.cache_reconnects.proving.remove(&cache);
     }
 
     /// Gives the new device to the cache's engine.
     fn begin_cache_return(&mut self, cache: usize, engine: &Engine, found: CacheDevice) {
         let (presence, path) = (found.device.presence(), found.device.path().to_owned());
-        self.cache_returns.returning.insert(cache, (presence, path));
+        self.cache_reconnects.returning.insert(cache, (presence, path));
         let sender = self.sender.clone();
         let answer =
             move |taken| drop(sender.send(Event::Cache(cache, CacheEvent::Returned(Box::new(taken)))));
@@ -133,18 +133,19 @@ impl Supervisor {
     /// Handles the engine's answer: it has taken the device up, or says why not. The next flush of
     /// a client reports a loss.
     pub fn cache_returned(&mut self, cache: usize, taken: Result<bool, Error>) {
-        let Some((presence, path)) = self.cache_returns.returning.remove(&cache) else { return };
-        let Some(Known { name, device, .. }) = self.shared().table.caches.get(cache).and_then(Known::of)
+        let Some((presence, path)) = self.cache_reconnects.returning.remove(&cache) else { return };
+        let Some(OpenCache { name, device, .. }) =
+            self.shared().table.caches.get(cache).and_then(OpenCache::of)
         else {
             return;
         };
         match taken {
             Err(error) => {
                 let failure = engine_error::of_cache_return(&name, &path, &error);
-                self.cache_not_taken(cache, failure, Absent::refused);
+                self.cache_not_taken(cache, failure, RetryState::refused);
             }
             Ok(may_have_lost) => {
-                self.cache_returns.absent.remove(&cache);
+                self.cache_reconnects.absent.remove(&cache);
                 // The log has reported nothing of this device yet.
                 self.said.remove(&device);
                 {
@@ -170,14 +171,19 @@ impl Supervisor {
     /// Forgets caches that are no longer open.
     pub fn look_after_cache_returns(&mut self) {
         let open: Vec<_> = self.shared().table.open_engines().into_iter().map(|(index, _)| index).collect();
-        self.cache_returns.absent.retain(|cache, _| open.contains(cache));
-        self.cache_returns.proving.retain(|cache| open.contains(cache));
-        self.cache_returns.returning.retain(|cache, _| open.contains(cache));
+        self.cache_reconnects.absent.retain(|cache, _| open.contains(cache));
+        self.cache_reconnects.proving.retain(|cache| open.contains(cache));
+        self.cache_reconnects.returning.retain(|cache, _| open.contains(cache));
     }
 
     /// Logs why a device is not taken up, as for a volume.
-    fn cache_not_taken(&mut self, cache: usize, failure: Failure, note: fn(&mut Absent, &Failure) -> bool) {
-        let Some(absent) = self.cache_returns.absent.get_mut(&cache) else { return };
+    fn cache_not_taken(
+        &mut self,
+        cache: usize,
+        failure: Failure,
+        note: fn(&mut RetryState, &Failure) -> bool,
+    ) {
+        let Some(absent) = self.cache_reconnects.absent.get_mut(&cache) else { return };
         if !note(absent, &failure) {
             return;
         }

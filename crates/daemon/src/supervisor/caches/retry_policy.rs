@@ -1,4 +1,4 @@
-//! Decides, for caches and volumes, what a refusal means for later attempts: [`Outlook`].
+//! Decides, for caches and volumes, what a refusal means for later attempts: [`RetryClass`].
 //!
 //! Devices that answer with errors when they are opened, anywhere from the superblock to the root
 //! of the index (a dying SSD, a loose cable, a full file system below a file), are retried with
@@ -13,23 +13,23 @@
 use crate::engine_error::START_AGAIN;
 use crate::supervisor::Supervisor;
 use crate::supervisor::table::{CacheState, VolumeEntry, VolumeState};
-use crate::supervisor::volumes::reconnect::Absent;
-use bcached_control::failure::{Failure, Kind, Outlook};
+use crate::supervisor::volumes::reconnect::RetryState;
+use bcached_control::failure::{Failure, Kind, RetryClass};
 use bcached_offline::devices::{self, CacheDevice};
 use std::collections::BTreeMap;
 
 /// The retry state of caches whose devices fail, by cache.
 #[derive(Default)]
-pub struct Ailing(BTreeMap<usize, One>);
+pub struct CacheRetries(BTreeMap<usize, CacheRetry>);
 
-struct One {
-    again: Absent,
+struct CacheRetry {
+    again: RetryState,
     /// The engine that could not open the set has not ended yet. Its end will be reported, and must
     /// not be mistaken for that of the next engine.
     is_ending: bool,
 }
 
-impl Ailing {
+impl CacheRetries {
     /// Returns true if the cache may be tried now.
     pub fn is_due(&mut self, cache: usize) -> bool {
         self.0.get_mut(&cache).is_none_or(|one| !one.is_ending && one.again.is_due())
@@ -68,17 +68,17 @@ fn with_promise(failure: Failure) -> Failure {
 impl Supervisor {
     /// Returns the state of a cache that cannot be opened for this reason.
     pub fn cache_refused(&mut self, index: usize, failure: Failure) -> CacheState {
-        let outlook = failure.outlook();
-        if self.strict || outlook != Outlook::Passes {
+        let retry_class = failure.retry_class();
+        if self.strict || retry_class != RetryClass::Backoff {
             self.cache_is_well(index);
-            return match outlook == Outlook::Comes && !self.strict {
+            return match retry_class == RetryClass::WhenPresent && !self.strict {
                 true => CacheState::Waiting(failure),
                 false => CacheState::Failed(failure),
             };
         }
         let failure = with_promise(failure);
-        let new = || One { again: Absent::since_now(), is_ending: false };
-        let is_news = self.ailing.0.entry(index).or_insert_with(new).again.refused(&failure);
+        let new = || CacheRetry { again: RetryState::since_now(), is_ending: false };
+        let is_news = self.cache_retries.0.entry(index).or_insert_with(new).again.refused(&failure);
         let entry = &mut self.shared().table.caches[index];
         entry.trouble = Some(failure.clone());
         entry.wait_logged &= !is_news;
@@ -91,10 +91,10 @@ impl Supervisor {
         if failure.kind == Kind::Config && self.is_short_of_memory(index) {
             failure.kind = Kind::Scarce;
         }
-        match failure.outlook() {
-            Outlook::Passes => self.cache_refused(index, failure),
+        match failure.retry_class() {
+            RetryClass::Backoff => self.cache_refused(index, failure),
             // The device is present, so waiting for one would not help.
-            Outlook::Comes | Outlook::Final => {
+            RetryClass::WhenPresent | RetryClass::Never => {
                 self.cache_is_well(index);
                 CacheState::Failed(failure)
             }
@@ -104,7 +104,7 @@ impl Supervisor {
     /// Handles an engine's failure to open its set.
     pub fn set_refused(&mut self, index: usize, failure: Failure) {
         let state = self.refused_for_memory(index, failure);
-        if let Some(one) = self.ailing.0.get_mut(&index) {
+        if let Some(one) = self.cache_retries.0.get_mut(&index) {
             one.is_ending = true;
         }
         self.shared().table.set_cache(index, state);
@@ -113,14 +113,14 @@ impl Supervisor {
     /// Returns the state of a volume that its device or its engine refuses for this reason.
     pub fn volume_refused(&self, index: usize, failure: Failure) -> VolumeState {
         let again = &mut self.shared().table.volumes[index].again;
-        match failure.outlook() {
-            Outlook::Passes if !self.strict => {
+        match failure.retry_class() {
+            RetryClass::Backoff if !self.strict => {
                 let failure = with_promise(failure);
                 // The change of state logs it.
-                let _is_news = again.get_or_insert_with(Absent::since_now).refused(&failure);
+                let _is_news = again.get_or_insert_with(RetryState::since_now).refused(&failure);
                 VolumeState::Waiting(failure)
             }
-            Outlook::Comes if !self.strict => {
+            RetryClass::WhenPresent if !self.strict => {
                 *again = None;
                 VolumeState::Waiting(failure)
             }
@@ -133,7 +133,7 @@ impl Supervisor {
 
     /// Clears the retry state: the cache's device answers, or has another problem now.
     pub fn cache_is_well(&mut self, index: usize) {
-        self.ailing.0.remove(&index);
+        self.cache_retries.0.remove(&index);
         if let Some(entry) = self.shared().table.caches.get_mut(index) {
             entry.trouble = None;
         }
@@ -143,7 +143,7 @@ impl Supervisor {
 impl VolumeEntry {
     /// Returns true if the volume may be tried now.
     pub fn is_due(&mut self) -> bool {
-        self.again.as_mut().is_none_or(Absent::is_due)
+        self.again.as_mut().is_none_or(RetryState::is_due)
     }
 }
 
@@ -151,7 +151,7 @@ impl VolumeEntry {
 mod tests {
     use super::*;
     use bcached_config::CommandLine;
-    use bcached_engine::{Doing, Error};
+    use bcached_engine::{Error, ErrorContext};
     use bcached_env::{DiskId, IoError, IoErrorKind};
 
     /// Regression: `serve --cache .. --backing ..` ended with the promise to retry.
@@ -160,7 +160,7 @@ mod tests {
         let refused = |strict| {
             let config = crate::supervisor::tests::config(&[]);
             let mut supervisor =
-                Supervisor::new(CommandLine::default(), crate::supervisor::Start::of(config));
+                Supervisor::new(CommandLine::default(), crate::supervisor::SupervisorParameters::of(config));
             supervisor.strict = strict;
             let failure = Failure::new(Kind::Scarce, "no room").next("make room there");
             match supervisor.cache_refused(0, failure) {
@@ -177,7 +177,8 @@ mod tests {
     #[test]
     fn one_rule_says_what_a_refusal_means_for_a_volume() {
         let config = crate::supervisor::tests::config(&["one"]);
-        let mut supervisor = Supervisor::new(CommandLine::default(), crate::supervisor::Start::of(config));
+        let mut supervisor =
+            Supervisor::new(CommandLine::default(), crate::supervisor::SupervisorParameters::of(config));
         let meets = |supervisor: &Supervisor, doing, kind| {
             let source = IoError { kind, disk: DiskId(0), sector: 8 };
             supervisor.volume_added(0, Err(Error::Io { doing, source }));
@@ -187,13 +188,13 @@ mod tests {
         };
         let (full, ill) = (IoErrorKind::NoSpace, IoErrorKind::Io);
         assert_eq!(
-            meets(&supervisor, Doing::Backing, ill),
+            meets(&supervisor, ErrorContext::Backing, ill),
             (true, true, false),
             "it is left alone for a while"
         );
-        assert_eq!(meets(&supervisor, Doing::Uuids, full), (true, true, false));
+        assert_eq!(meets(&supervisor, ErrorContext::Uuids, full), (true, true, false));
         assert_eq!(
-            meets(&supervisor, Doing::CacheFlush, ill),
+            meets(&supervisor, ErrorContext::CacheFlush, ill),
             (false, false, true),
             "nobody knows what is gone"
         );
@@ -203,7 +204,7 @@ mod tests {
         );
         supervisor.strict = true;
         assert_eq!(
-            meets(&supervisor, Doing::Backing, ill),
+            meets(&supervisor, ErrorContext::Backing, ill),
             (false, false, true),
             "all of a command line is meant now"
         );

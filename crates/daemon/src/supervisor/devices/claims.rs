@@ -6,7 +6,7 @@
 
 use crate::engine_error;
 use crate::supervisor::Supervisor;
-use crate::supervisor::devices::open_timeout::{Patience, Unopened};
+use crate::supervisor::devices::open_timeout::{OpenError, PendingOpens};
 use crate::supervisor::report::reasons;
 use bcached_control::failure::{Failure, Kind};
 use bcached_engine::Error;
@@ -14,7 +14,7 @@ use bcached_format::{BackingState, BackingSuperblock, CacheSuperblock};
 use bcached_offline::devices;
 
 /// A device's name and its superblock.
-type Named<'a, T> = (&'a str, &'a T);
+type NamedSuperblock<'a, T> = (&'a str, &'a T);
 
 impl Supervisor {
     /// Claims and checks the devices of the command line. One that cannot be used ends the program.
@@ -54,26 +54,27 @@ impl Supervisor {
 
 /// Opens all of `names`; `None` for a device that hangs.
 fn claim<'a, T: Send + 'static>(
-    patience: &mut Patience<T>,
+    patience: &mut PendingOpens<T>,
     names: impl Iterator<Item = &'a str>,
     open: fn(&str) -> Result<T, Failure>,
 ) -> Result<Vec<(String, Option<T>)>, Failure> {
     let claim = |name: &str| match patience.open_of_line(name, open) {
         Ok(opened) => Ok((name.to_owned(), Some(opened))),
-        Err(Unopened::Hangs(_)) => Ok((name.to_owned(), None)),
-        Err(Unopened::Failed(failure)) => Err(failure),
+        Err(OpenError::NoAnswer(_)) => Ok((name.to_owned(), None)),
+        Err(OpenError::Failed(failure)) => Err(failure),
     };
     names.map(claim).collect()
 }
 
 /// The devices that are open.
-fn answers<T>(all: &[(String, Option<T>)]) -> impl Iterator<Item = Named<'_, T>> {
+fn answers<T>(all: &[(String, Option<T>)]) -> impl Iterator<Item = NamedSuperblock<'_, T>> {
     all.iter().filter_map(|(name, opened)| Some((name.as_str(), opened.as_ref()?)))
 }
 
-fn judge_caches(caches: &[Named<'_, CacheSuperblock>]) -> Result<(), Failure> {
+fn judge_caches(caches: &[NamedSuperblock<'_, CacheSuperblock>]) -> Result<(), Failure> {
     for (index, (name, superblock)) in caches.iter().enumerate() {
-        let is_twin = |(_, other): &&Named<'_, CacheSuperblock>| other.set_uuid() == superblock.set_uuid();
+        let is_twin =
+            |(_, other): &&NamedSuperblock<'_, CacheSuperblock>| other.set_uuid() == superblock.set_uuid();
         if let Some((other, _)) = caches[..index].iter().find(is_twin) {
             return Err(reasons::two_of_one_set(name, other, superblock.set_uuid()));
         }
@@ -84,8 +85,8 @@ fn judge_caches(caches: &[Named<'_, CacheSuperblock>]) -> Result<(), Failure> {
 /// Checks the backing devices. `named` caches are on the command line, of which `caches` have
 /// answered.
 fn judge_backings(
-    backings: &[Named<'_, BackingSuperblock>],
-    caches: &[Named<'_, CacheSuperblock>],
+    backings: &[NamedSuperblock<'_, BackingSuperblock>],
+    caches: &[NamedSuperblock<'_, CacheSuperblock>],
     named: usize,
 ) -> Result<(), Failure> {
     for (index, (name, superblock)) in backings.iter().enumerate() {
@@ -98,7 +99,7 @@ fn judge_backings(
             continue;
         }
         let set = superblock.set_uuid();
-        let is_its_own = |(_, cache): &&Named<'_, CacheSuperblock>| cache.set_uuid() == set;
+        let is_its_own = |(_, cache): &&NamedSuperblock<'_, CacheSuperblock>| cache.set_uuid() == set;
         // A single cache is meant whatever the device's superblock says.
         let cache = if named == 1 { caches.first() } else { caches.iter().find(is_its_own) };
         let Some((_, cache)) = cache else {

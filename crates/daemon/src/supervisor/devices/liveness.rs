@@ -25,7 +25,7 @@ const SILENT: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(10);
 
 /// What keeps an engine from ending in order, in sentences.
-struct Trouble {
+struct HandOverBlockers {
     /// Devices that do not answer.
     silent: Vec<String>,
     /// Caches that have stopped writing, and backing devices that are gone. A client that waits for
@@ -34,7 +34,7 @@ struct Trouble {
     stopped: Vec<String>,
 }
 
-impl Trouble {
+impl HandOverBlockers {
     /// Collects it. A device is silent if a request has been pending on it for at least `age`.
     fn now(shared: &Mutex<Shared>, age: Duration) -> Self {
         let (indices, engines): (Vec<_>, Vec<_>) = lock(shared)
@@ -78,7 +78,7 @@ impl Trouble {
 
 /// Checks that no device is known to hang and no set has stopped writing.
 pub fn check(shared: &Mutex<Shared>) -> Result<(), Failure> {
-    Trouble::now(shared, health::SLOW).refuse()
+    HandOverBlockers::now(shared, health::SLOW).refuse()
 }
 
 /// Checks the same, and waits until every device has answered, including earlier requests.
@@ -87,14 +87,14 @@ pub fn prove(shared: &Mutex<Shared>) -> Result<(), Failure> {
     let begun = Instant::now();
     let until = begun + LIMIT;
     if !have_answered(shared, until) {
-        Trouble::now(shared, SILENT).refuse()?;
+        HandOverBlockers::now(shared, SILENT).refuse()?;
         let late = format!("not every device has answered within {} s", LIMIT.as_secs());
         return Err(
             cannot(Kind::Busy, late).next("try again later; `bcached status` shows which does not answer")
         );
     }
     loop {
-        let trouble = Trouble::now(shared, begun.elapsed());
+        let trouble = HandOverBlockers::now(shared, begun.elapsed());
         if trouble.silent.is_empty() || !trouble.stopped.is_empty() || Instant::now() >= until {
             return trouble.refuse();
         }

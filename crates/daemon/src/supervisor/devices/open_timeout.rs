@@ -25,20 +25,20 @@ const LIMIT_OF_LINE: Duration = Duration::from_secs(15);
 const LIMIT_AGAIN: Duration = Duration::from_millis(100);
 
 /// Openings of one kind that have not ended, by device name.
-pub struct Patience<T> {
+pub struct PendingOpens<T> {
     limit: Duration,
     pending: BTreeMap<String, Receiver<Result<T, Failure>>>,
     /// Why devices could not be opened: valid until a device gives another answer.
     refused: BTreeMap<String, Failure>,
 }
 
-impl<T> Default for Patience<T> {
+impl<T> Default for PendingOpens<T> {
     fn default() -> Self {
         Self { limit: LIMIT, pending: BTreeMap::new(), refused: BTreeMap::new() }
     }
 }
 
-impl<T: Send + 'static> Patience<T> {
+impl<T: Send + 'static> PendingOpens<T> {
     /// Opens `name` with `open`, or takes the result of an earlier opening.
     ///
     /// # Errors
@@ -47,12 +47,12 @@ impl<T: Send + 'static> Patience<T> {
         &mut self,
         name: &str,
         open: impl FnOnce(&str) -> Result<T, Failure> + Send + 'static,
-    ) -> Result<T, Unopened> {
+    ) -> Result<T, OpenError> {
         let (receiver, limit) = match self.pending.remove(name) {
             Some(receiver) => (receiver, Duration::ZERO),
             None => {
                 let limit = if self.refused.contains_key(name) { LIMIT_AGAIN } else { LIMIT };
-                (ask(name, open).map_err(Unopened::Failed)?, limit.min(self.limit))
+                (ask(name, open).map_err(OpenError::Failed)?, limit.min(self.limit))
             }
         };
         self.take(name, receiver, limit)
@@ -63,8 +63,8 @@ impl<T: Send + 'static> Patience<T> {
         &mut self,
         name: &str,
         open: impl FnOnce(&str) -> Result<T, Failure> + Send + 'static,
-    ) -> Result<T, Unopened> {
-        let receiver = ask(name, open).map_err(Unopened::Failed)?;
+    ) -> Result<T, OpenError> {
+        let receiver = ask(name, open).map_err(OpenError::Failed)?;
         self.take(name, receiver, LIMIT_OF_LINE)
     }
 
@@ -74,7 +74,7 @@ impl<T: Send + 'static> Patience<T> {
         name: &str,
         receiver: Receiver<Result<T, Failure>>,
         limit: Duration,
-    ) -> Result<T, Unopened> {
+    ) -> Result<T, OpenError> {
         match receiver.recv_timeout(limit) {
             Ok(Ok(opened)) => {
                 self.refused.remove(name);
@@ -82,24 +82,24 @@ impl<T: Send + 'static> Patience<T> {
             }
             Ok(Err(failure)) => {
                 self.refused.insert(name.to_owned(), failure.clone());
-                Err(Unopened::Failed(failure))
+                Err(OpenError::Failed(failure))
             }
             Err(RecvTimeoutError::Timeout) => {
                 self.pending.insert(name.to_owned(), receiver);
-                Err(Unopened::Hangs(self.refused.get(name).cloned().unwrap_or_else(|| {
+                Err(OpenError::NoAnswer(self.refused.get(name).cloned().unwrap_or_else(|| {
                     Failure::new(Kind::TimeLimit, format!("{name} does not answer"))
                         .why("reading its superblock has not completed")
                         .next("check the device; it is used as soon as it answers")
                 })))
             }
-            Err(RecvTimeoutError::Disconnected) => Err(Unopened::Failed(
+            Err(RecvTimeoutError::Disconnected) => Err(OpenError::Failed(
                 Failure::new(Kind::Io, format!("cannot open {name}")).why("its thread panicked"),
             )),
         }
     }
 }
 
-impl<T> Patience<T> {
+impl<T> PendingOpens<T> {
     /// Drops openings of devices that are no longer wanted: their results are closed on arrival.
     pub fn retain(&mut self, is_wanted: impl Fn(&str) -> bool) {
         self.pending.retain(|name, _| is_wanted(name));
@@ -115,9 +115,9 @@ impl<T> Patience<T> {
 
 /// Why a device is not open.
 #[derive(Debug)]
-pub enum Unopened {
+pub enum OpenError {
     /// There is no answer yet.
-    Hangs(Failure),
+    NoAnswer(Failure),
     /// It cannot be opened.
     Failed(Failure),
 }
@@ -147,38 +147,38 @@ mod tests {
     #[test]
     fn a_device_that_hangs_is_asked_once_and_taken_when_it_answers() {
         // Proves invariant L8.
-        let mut patience = Patience { limit: Duration::from_millis(10), ..Patience::default() };
+        let mut pending = PendingOpens { limit: Duration::from_millis(10), ..PendingOpens::default() };
         let (answer, hangs) = mpsc::channel::<u32>();
-        let hung = patience.open("sdb", move |_| Ok(hangs.recv().expect("answered below")));
-        let Err(Unopened::Hangs(told)) = hung else { panic!("{hung:?}") };
+        let hung = pending.open("sdb", move |_| Ok(hangs.recv().expect("answered below")));
+        let Err(OpenError::NoAnswer(told)) = hung else { panic!("{hung:?}") };
         assert!(told.to_string().starts_with("sdb does not answer: reading"), "{told}");
-        let again = patience.open("sdb", |_| panic!("it is asked already"));
-        assert!(matches!(again, Err(Unopened::Hangs(_))), "{again:?}");
-        let mut others = Patience::default();
+        let again = pending.open("sdb", |_| panic!("it is asked already"));
+        assert!(matches!(again, Err(OpenError::NoAnswer(_))), "{again:?}");
+        let mut others = PendingOpens::default();
         assert_eq!(others.open("sdc", |name| Ok(name.len())).ok(), Some(3));
 
         answer.send(7).expect("it still waits");
         let started = Instant::now();
         loop {
-            match patience.open("sdb", |_| panic!("it is asked already")) {
+            match pending.open("sdb", |_| panic!("it is asked already")) {
                 Ok(found) => break assert_eq!(found, 7),
                 Err(_) => assert!(started.elapsed() < Duration::from_secs(30), "it has answered"),
             }
             thread::yield_now();
         }
         let failed = others.open("sdd", |_| Err(Failure::new(Kind::NotFound, "no such device")));
-        assert!(matches!(failed, Err(Unopened::Failed(failure)) if failure.kind == Kind::NotFound));
+        assert!(matches!(failed, Err(OpenError::Failed(failure)) if failure.kind == Kind::NotFound));
     }
 
     /// Regression: a device that was opened for a volume removed meanwhile stayed claimed without a
     /// user.
     #[test]
     fn what_nobody_wants_any_more_is_closed_when_it_comes() {
-        let mut patience = Patience { limit: Duration::from_millis(10), ..Patience::default() };
+        let mut pending = PendingOpens { limit: Duration::from_millis(10), ..PendingOpens::default() };
         let (answer, hangs) = mpsc::channel::<std::sync::Arc<()>>();
-        let hung = patience.open("sdb", move |_| Ok(hangs.recv().expect("answered below")));
-        assert!(matches!(hung, Err(Unopened::Hangs(_))), "{hung:?}");
-        patience.retain(|name| name == "sdc");
+        let hung = pending.open("sdb", move |_| Ok(hangs.recv().expect("answered below")));
+        assert!(matches!(hung, Err(OpenError::NoAnswer(_))), "{hung:?}");
+        pending.retain(|name| name == "sdc");
         let opened = std::sync::Arc::new(());
         answer.send(std::sync::Arc::clone(&opened)).expect("it still waits");
         let started = Instant::now();
@@ -191,15 +191,15 @@ mod tests {
     /// The reason of a refusal does not disappear and reappear with each retry.
     #[test]
     fn a_device_that_was_refused_keeps_its_reason_until_it_says_another() {
-        let mut patience = Patience::default();
+        let mut pending = PendingOpens::default();
         let in_use = || Failure::new(Kind::InUse, "sdb is in use");
-        let refused = patience.open("sdb", move |_| Err::<u32, _>(in_use()));
-        assert!(matches!(refused, Err(Unopened::Failed(_))), "{refused:?}");
+        let refused = pending.open("sdb", move |_| Err::<u32, _>(in_use()));
+        assert!(matches!(refused, Err(OpenError::Failed(_))), "{refused:?}");
         let (answer, hangs) = mpsc::channel::<u32>();
-        let again = patience.open("sdb", move |_| Ok(hangs.recv().expect("answered below")));
-        assert!(matches!(&again, Err(Unopened::Hangs(told)) if *told == in_use()), "{again:?}");
+        let again = pending.open("sdb", move |_| Ok(hangs.recv().expect("answered below")));
+        assert!(matches!(&again, Err(OpenError::NoAnswer(told)) if *told == in_use()), "{again:?}");
         answer.send(7).expect("it still waits");
-        patience.keep("sdc", 8);
-        assert_eq!(patience.open("sdc", |_| panic!("it is open already")).ok(), Some(8));
+        pending.keep("sdc", 8);
+        assert_eq!(pending.open("sdc", |_| panic!("it is open already")).ok(), Some(8));
     }
 }

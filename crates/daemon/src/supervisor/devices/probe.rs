@@ -15,18 +15,18 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// The names of the devices whose looks have not ended.
 #[derive(Clone, Default)]
-pub struct Looks(Arc<Mutex<BTreeSet<String>>>);
+pub struct PendingProbes(Arc<Mutex<BTreeSet<String>>>);
 
 /// A look in progress; removes its name when dropped.
-struct Going(Looks, String);
+struct ProbeGuard(PendingProbes, String);
 
-impl Drop for Going {
+impl Drop for ProbeGuard {
     fn drop(&mut self) {
         self.0.lock().remove(&self.1);
     }
 }
 
-impl Looks {
+impl PendingProbes {
     /// Returns what `look` finds at `name`.
     ///
     /// # Errors
@@ -59,14 +59,14 @@ impl Looks {
     }
 
     /// Waits until no other look at `name` is in progress, and begins one.
-    fn begin(&self, name: &str, until: Instant) -> Option<Going> {
+    fn begin(&self, name: &str, until: Instant) -> Option<ProbeGuard> {
         while !self.lock().insert(name.to_owned()) {
             if Instant::now() >= until {
                 return None;
             }
             thread::sleep(PAUSE);
         }
-        Some(Going(self.clone(), name.to_owned()))
+        Some(ProbeGuard(self.clone(), name.to_owned()))
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeSet<String>> {
@@ -87,18 +87,18 @@ mod tests {
     #[test]
     fn a_device_that_hangs_is_looked_at_by_one_thread() {
         // Proves invariant L8.
-        let looks = Looks::default();
+        let probes = PendingProbes::default();
         let soon = || Instant::now() + Duration::from_millis(50);
         let (answer, hangs) = mpsc::channel::<()>();
-        let hung = looks.look("sdb", soon(), move || {
+        let hung = probes.look("sdb", soon(), move || {
             hangs.recv().expect("answered below");
             Ok(1)
         });
         assert_eq!(hung.expect_err("no answer").kind, Kind::TimeLimit);
-        let again = looks.look::<u32>("sdb", soon(), || panic!("it is looked at already"));
+        let again = probes.look::<u32>("sdb", soon(), || panic!("it is looked at already"));
         assert_eq!(again.expect_err("no answer").kind, Kind::TimeLimit);
-        assert_eq!(looks.look("sdc", Instant::now() + Duration::from_secs(60), || Ok(2)).ok(), Some(2));
+        assert_eq!(probes.look("sdc", Instant::now() + Duration::from_secs(60), || Ok(2)).ok(), Some(2));
         answer.send(()).expect("it still waits");
-        assert_eq!(looks.look("sdb", Instant::now() + Duration::from_secs(60), || Ok(3)).ok(), Some(3));
+        assert_eq!(probes.look("sdb", Instant::now() + Duration::from_secs(60), || Ok(3)).ok(), Some(3));
     }
 }

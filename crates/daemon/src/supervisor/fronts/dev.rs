@@ -6,17 +6,19 @@
 //! show nothing else, and have no other clients.
 
 use crate::supervisor::fronts::directories::start_fuse;
-use crate::supervisor::fronts::{Fronts, Running, links, remove_devices, sentence, users_of_device};
+use crate::supervisor::fronts::{
+    FrontendManager, FrontendServers, links, remove_devices, sentence, users_of_device,
+};
 use bcached_config::Config;
 use bcached_control::failure::{Failure, Kind};
 use bcached_front_dev::methods::choose;
-use bcached_front_dev::server::Connect;
-use bcached_front_dev::{Connection, DevServer, Rung, Served, Under, detach};
+use bcached_front_dev::server::ConnectFn;
+use bcached_front_dev::{DevServer, DeviceBackend, DeviceMethod, NbdConnection, ServedVolume, detach};
 use bcached_front_fuse::{self as fuse, FuseServer};
 use bcached_front_nbd::{self as nbd, NbdServer};
-use bcached_front_ublk::table::{Changed, News, StillThere};
+use bcached_front_ublk::table::{AfterStateChange, BeforeStateChange, RemovalTimeout};
 use bcached_front_ublk::{DeviceState, UblkServer};
-use bcached_port::{Export, ExportTable, Way, Ways, loop_devices};
+use bcached_port::{Export, ExportTable, Frontend, FrontendSet, loop_devices};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,9 +34,9 @@ const WRITE_LIMIT: Duration = Duration::from_secs(5);
 
 /// The state of this front end.
 #[derive(Default)]
-pub struct Dev {
+pub struct DevFrontend {
     /// The kind of each volume's device.
-    rungs: BTreeMap<String, Rung>,
+    methods: BTreeMap<String, DeviceMethod>,
     devices: Option<Arc<DevServer>>,
     nbd: Option<Arc<NbdServer>>,
     fuse: Option<FuseServer>,
@@ -43,16 +45,16 @@ pub struct Dev {
 }
 
 /// The server of some volumes' devices.
-pub enum Devices {
+pub enum DeviceServer {
     Ublk(Arc<UblkServer>),
     Dev(Arc<DevServer>),
 }
 
-impl Devices {
-    pub const fn way(&self) -> Way {
+impl DeviceServer {
+    pub const fn way(&self) -> Frontend {
         match self {
-            Self::Ublk(_) => Way::Ublk,
-            Self::Dev(_) => Way::Dev,
+            Self::Ublk(_) => Frontend::Ublk,
+            Self::Dev(_) => Frontend::Dev,
         }
     }
 
@@ -67,7 +69,7 @@ impl Devices {
         self.state(name)?.path()
     }
 
-    pub fn remove(&self, names: &[String], limit: Duration) -> Result<(), StillThere> {
+    pub fn remove(&self, names: &[String], limit: Duration) -> Result<(), RemovalTimeout> {
         match self {
             Self::Ublk(devices) => devices.remove(names, limit),
             Self::Dev(devices) => devices.remove(names, limit),
@@ -75,24 +77,24 @@ impl Devices {
     }
 }
 
-impl Dev {
+impl DevFrontend {
     /// Returns the kind of a volume's device, if it was chosen.
-    pub fn rung(&self, name: &str) -> Option<Rung> {
-        self.rungs.get(name).copied()
+    pub fn method(&self, name: &str) -> Option<DeviceMethod> {
+        self.methods.get(name).copied()
     }
 
     /// Checks whether the volume's device ends with this process.
     pub fn has_device(&self, name: &str) -> bool {
-        matches!(self.rung(name), Some(Rung::Nbd | Rung::Loop))
+        matches!(self.method(name), Some(DeviceMethod::Nbd | DeviceMethod::Loop))
     }
 
     pub fn forget(&mut self, name: &str) {
-        self.rungs.remove(name);
+        self.methods.remove(name);
     }
 
     /// Checks whether the volume has a loop device whose mount has ended.
     pub fn is_cut_off(&self, name: &str) -> bool {
-        self.rung(name) == Some(Rung::Loop) && self.fuse.as_ref().is_some_and(FuseServer::has_ended)
+        self.method(name) == Some(DeviceMethod::Loop) && self.fuse.as_ref().is_some_and(FuseServer::has_ended)
     }
 
     /// Returns the server of the devices that are not of ublk.
@@ -113,12 +115,12 @@ impl Dev {
     }
 }
 
-impl Running {
+impl FrontendServers {
     /// Returns the server that has, or is to have, a volume's block device.
-    pub fn devices_of(&self, name: &str) -> Option<Devices> {
-        match self.dev.rung(name) {
-            Some(Rung::Nbd | Rung::Loop) => self.dev.devices().map(Devices::Dev),
-            Some(Rung::Ublk) | None => self.ublk.clone().map(Devices::Ublk),
+    pub fn devices_of(&self, name: &str) -> Option<DeviceServer> {
+        match self.dev.method(name) {
+            Some(DeviceMethod::Nbd | DeviceMethod::Loop) => self.dev.devices().map(DeviceServer::Dev),
+            Some(DeviceMethod::Ublk) | None => self.ublk.clone().map(DeviceServer::Ublk),
         }
     }
 
@@ -131,92 +133,108 @@ impl Running {
     }
 
     /// Returns the way of a volume's device, as the configuration calls it.
-    pub fn way_of_device(&self, name: &str) -> Way {
-        if self.dev.rung(name).is_some() { Way::Dev } else { Way::Ublk }
+    pub fn way_of_device(&self, name: &str) -> Frontend {
+        if self.dev.method(name).is_some() { Frontend::Dev } else { Frontend::Ublk }
     }
 
     /// Gives a volume its device that is not of ublk.
     pub fn serve_dev(&mut self, export: Arc<Export>) {
         let name = export.name.clone();
-        let under = match self.dev.rung(&name) {
-            Some(Rung::Nbd) => self.dev.nbd.as_ref().map(|server| Under::Nbd(connecting(server))),
-            Some(Rung::Loop) => {
-                self.dev.fuse.as_ref().map(|server| Under::Loop(server.directory().join("volumes")))
+        let backend = match self.dev.method(&name) {
+            Some(DeviceMethod::Nbd) => {
+                self.dev.nbd.as_ref().map(|server| DeviceBackend::Nbd(connecting(server)))
             }
-            Some(Rung::Ublk) | None => None,
+            Some(DeviceMethod::Loop) => {
+                self.dev.fuse.as_ref().map(|server| DeviceBackend::Loop(server.directory().join("volumes")))
+            }
+            Some(DeviceMethod::Ublk) | None => None,
         };
-        let Some((under, devices)) = under.zip(self.dev.devices()) else { return };
-        match devices.serve(Served { export, under }) {
-            Ok(()) => drop(self.refused.remove(&(name, Way::Dev))),
-            Err(error) => self.refuse(&name, Way::Dev, format!("cannot start a thread: {error}")),
+        let Some((backend, devices)) = backend.zip(self.dev.devices()) else { return };
+        match devices.serve(ServedVolume { export, backend }) {
+            Ok(()) => drop(self.refused.remove(&(name, Frontend::Dev))),
+            Err(error) => self.refuse(&name, Frontend::Dev, format!("cannot start a thread: {error}")),
         }
     }
 }
 
 /// Returns a function that connects to a server, as long as the server exists.
-fn connecting(server: &Arc<NbdServer>) -> Connect {
+fn connecting(server: &Arc<NbdServer>) -> ConnectFn {
     let server = Arc::downgrade(server);
     Arc::new(move |name| {
         let server = server.upgrade().ok_or("the daemon is stopping")?;
         let handed = server.hand(name).map_err(|error| error.to_string())?;
-        Ok(Connection { socket: handed.socket, flags: handed.flags })
+        Ok(NbdConnection { socket: handed.socket, flags: handed.flags })
     })
 }
 
-impl Fronts {
+impl FrontendManager {
     /// Returns the ways to a volume, with `dev` replaced by what it means here. The choice is made
     /// once for as long as the volume is served. While there is nothing to choose from, it is tried
     /// again.
-    pub fn decide(&self, name: &str, ways: Ways, (config, exports): (&Config, &ExportTable)) -> Ways {
-        if !ways.has(Way::Dev) || self.lock().has_ended {
+    pub fn decide(
+        &self,
+        name: &str,
+        ways: FrontendSet,
+        (config, exports): (&Config, &ExportTable),
+    ) -> FrontendSet {
+        if !ways.has(Frontend::Dev) || self.lock().has_ended {
             return ways;
         }
-        let known = self.lock().dev.rung(name);
-        let rung = match known {
-            Some(rung) => rung,
+        let known = self.lock().dev.method(name);
+        let method = match known {
+            Some(method) => method,
             None => match self.choose(name, ways, (config, exports)) {
-                Ok(rung) => rung,
+                Ok(method) => method,
                 Err(why) => {
-                    self.lock().refuse(name, Way::Dev, why);
+                    self.lock().refuse(name, Frontend::Dev, why);
                     return ways;
                 }
             },
         };
-        if rung == Rung::Ublk { ways.with_instead(Way::Ublk, Way::Dev) } else { ways }
+        if method == DeviceMethod::Ublk { ways.with_instead(Frontend::Ublk, Frontend::Dev) } else { ways }
     }
 
-    fn choose(&self, name: &str, ways: Ways, with: (&Config, &ExportTable)) -> Result<Rung, String> {
+    fn choose(
+        &self,
+        name: &str,
+        ways: FrontendSet,
+        with: (&Config, &ExportTable),
+    ) -> Result<DeviceMethod, String> {
         self.clear_what_was_left(&with.0.places.dev);
         // A volume that is a ublk device, too, has one device and not two.
-        let (rung, missed) = if ways.has(Way::Ublk) {
-            (Rung::Ublk, String::new())
+        let (method, missed) = if ways.has(Frontend::Ublk) {
+            (DeviceMethod::Ublk, String::new())
         } else {
             let chosen = choose().map_err(|missing| missing.to_string())?;
-            (chosen.rung, chosen.missed())
+            (chosen.method, chosen.missed())
         };
-        self.stand_ready(rung, with).map_err(|failure| failure.to_string())?;
+        self.stand_ready(method, with).map_err(|failure| failure.to_string())?;
         let mut running = self.lock();
-        running.refused.remove(&(name.to_owned(), Way::Dev));
-        running.dev.rungs.insert(name.to_owned(), rung);
+        running.refused.remove(&(name.to_owned(), Frontend::Dev));
+        running.dev.methods.insert(name.to_owned(), method);
         drop(running);
         let instead = if missed.is_empty() { missed } else { format!(" ({missed})") };
         tracing::info!(
             event = "device-way-chosen",
-            "{name}: its block device is provided by {rung}{instead}"
+            "{name}: its block device is provided by {method}{instead}"
         );
-        Ok(rung)
+        Ok(method)
     }
 
     /// Starts what a device of that kind needs, unless it runs.
-    fn stand_ready(&self, rung: Rung, (config, exports): (&Config, &ExportTable)) -> Result<(), Failure> {
-        if rung == Rung::Ublk {
-            return self.start(Way::Ublk, config, exports);
+    fn stand_ready(
+        &self,
+        method: DeviceMethod,
+        (config, exports): (&Config, &ExportTable),
+    ) -> Result<(), Failure> {
+        if method == DeviceMethod::Ublk {
+            return self.start(Frontend::Ublk, config, exports);
         }
         let mut running = self.lock();
-        let exports = exports.by_kernel(Way::Dev);
+        let exports = exports.by_kernel(Frontend::Dev);
         let (memory, bytes) = running.payloads(config);
-        match rung {
-            Rung::Nbd if running.dev.nbd.is_none() => {
+        match method {
+            DeviceMethod::Nbd if running.dev.nbd.is_none() => {
                 let limits = nbd::Limits {
                     total_bytes: bytes,
                     stall: PATIENCE,
@@ -231,7 +249,7 @@ impl Fronts {
                 };
                 running.dev.nbd = Some(Arc::new(server.map_err(cannot)?));
             }
-            Rung::Loop if running.dev.fuse.as_ref().is_none_or(FuseServer::has_ended) => {
+            DeviceMethod::Loop if running.dev.fuse.as_ref().is_none_or(FuseServer::has_ended) => {
                 running.dev.fuse = Some(start_fuse(
                     (&config.places.dev, false),
                     exports.clone(),
@@ -239,7 +257,7 @@ impl Fronts {
                     Vec::new(),
                 )?);
             }
-            Rung::Ublk | Rung::Nbd | Rung::Loop => {}
+            DeviceMethod::Ublk | DeviceMethod::Nbd | DeviceMethod::Loop => {}
         }
         if running.dev.devices.is_none() {
             running.dev.devices = Some(Arc::new(self.dev_server(exports)));
@@ -254,11 +272,15 @@ impl Fronts {
 
     /// Returns the callbacks for servers of block devices. A device that has appeared gets its
     /// links and is logged as `event`; one that is missing is logged with the reason.
-    pub fn device_news(&self, event: &'static str, exports: ExportTable) -> (News, Changed) {
+    pub fn device_news(
+        &self,
+        event: &'static str,
+        exports: ExportTable,
+    ) -> (BeforeStateChange, AfterStateChange) {
         let numbers = self.numbers.clone();
         let news = move |name: &str, state: &DeviceState| match state {
-            DeviceState::Coming => {}
-            DeviceState::Here { path, .. } => {
+            DeviceState::Creating => {}
+            DeviceState::Ready { path, .. } => {
                 if let Some(export) = exports.by_name(name) {
                     links::make(&export, path);
                     numbers.link(name, export.uuid, path);
@@ -329,7 +351,7 @@ pub fn cut(dev: Arc<DevServer>, names: &[String], limit: Duration) {
             tracing::error!(event = "device-not-written", "{name}: cannot write out its block device: {why}");
         }
     }
-    let devices = &Devices::Dev(dev);
+    let devices = &DeviceServer::Dev(dev);
     for name in names {
         let Some(path) = devices.path(name) else { continue };
         let users = users_of_device(&path);

@@ -1,11 +1,11 @@
 //! Front ends that start with a directory.
 
 use crate::supervisor::fronts::sentence;
-use bcached_config::{DISK_BYTES, FrontPlaces};
+use bcached_config::{DISK_BYTES, FrontendConfig};
 use bcached_control::failure::{Failure, Kind};
 use bcached_front_fuse::{self as fuse, FuseServer, MountError};
 use bcached_front_vhost::{self as vhost, VhostServer};
-use bcached_port::{ExportTable, Pool};
+use bcached_port::{BudgetPool, ExportTable};
 use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
@@ -59,9 +59,9 @@ const fn kind_of(kind: ErrorKind) -> Kind {
 
 /// Starts the disks of virtual machines, on sockets in their directory.
 pub fn start_vhost(
-    places: &FrontPlaces,
+    places: &FrontendConfig,
     exports: ExportTable,
-    rings: vhost::Rings,
+    rings: vhost::VolumeRings,
 ) -> Result<VhostServer, Failure> {
     let cannot = |kind, why: String| {
         Failure::new(kind, "cannot serve disks of virtual machines").why(why).option("--export")
@@ -87,8 +87,8 @@ pub fn start_vhost(
 pub fn start_fuse(
     (directory, allow_other): (&Path, bool),
     exports: ExportTable,
-    (memory, bytes): (Arc<Pool>, u64),
-    trees: Vec<(String, Arc<dyn fuse::Tree>)>,
+    (memory, bytes): (Arc<BudgetPool>, u64),
+    trees: Vec<(String, Arc<dyn fuse::ControlTree>)>,
 ) -> Result<FuseServer, Failure> {
     let cannot =
         |kind, why: String| Failure::new(kind, "cannot mount volumes as files").why(why).option("--export");

@@ -1,25 +1,25 @@
 //! What the front ends leave to another process, and what they take over from one.
 
-use crate::supervisor::fronts::{Fronts, Running};
+use crate::supervisor::fronts::{FrontendManager, FrontendServers};
 use bcached_front_nbd as nbd;
 use bcached_front_ublk as ublk;
-use bcached_port::Way;
+use bcached_port::Frontend;
 use std::collections::BTreeSet;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What the front ends have left.
-pub struct Left {
+pub struct FrontendHandOver {
     /// The places of NBD, and its clients.
-    pub nbd: Option<nbd::Leaving>,
+    pub nbd: Option<nbd::Handoff>,
     /// Block devices. Each request to them is answered or kept.
-    pub ublk: Option<ublk::Leaving>,
+    pub ublk: Option<ublk::Handoff>,
 }
 
-impl Fronts {
+impl FrontendManager {
     /// Takes over these clients, each as its volume comes. Block devices of the process `former`
     /// move here while that process lives.
-    pub fn succeeding(mut self, connections: Vec<nbd::Left>, former: Option<u32>) -> Self {
+    pub fn succeeding(mut self, connections: Vec<nbd::HandoffConnection>, former: Option<u32>) -> Self {
         self.lock().resumed = connections.len();
         *self.lock_left() = connections;
         self.former = former;
@@ -32,7 +32,7 @@ impl Fronts {
     }
 
     /// Hands these clients to the caller.
-    pub fn take_left(&self) -> Vec<nbd::Left> {
+    pub fn take_left(&self) -> Vec<nbd::HandoffConnection> {
         std::mem::take(&mut *self.lock_left())
     }
 
@@ -63,21 +63,22 @@ impl Fronts {
         ended
     }
 
-    fn lock_left(&self) -> MutexGuard<'_, Vec<nbd::Left>> {
+    fn lock_left(&self) -> MutexGuard<'_, Vec<nbd::HandoffConnection>> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the clients that have to reconnect if another process takes over.
     pub fn reconnect(&self) -> Vec<String> {
         let users = self.users().into_iter();
-        let cannot = users.filter(|user| user.way == Way::VhostUser || (user.way == Way::Nbd && user.tls));
+        let cannot =
+            users.filter(|user| user.way == Frontend::VhostUser || (user.way == Frontend::Nbd && user.tls));
         let told = cannot.filter_map(|user| Some(format!("{} ({})", user.volume?, user.peer)));
         told.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// Ends all front ends and leaves what can be left. Pending replies are sent within `limit` for
     /// all together.
-    pub fn leave(&self, limit: Duration) -> Left {
+    pub fn leave(&self, limit: Duration) -> FrontendHandOver {
         let deadline = Instant::now() + limit;
         let left = || {
             deadline
@@ -91,22 +92,22 @@ impl Fronts {
                 self.lock().claims.keys().filter(|name| devices.state(name).is_some()).cloned().collect();
             crate::supervisor::fronts::dev::cut(devices, &names, left());
         }
-        let ended = Running { has_ended: true, ..Running::default() };
-        let Running { nbd, vhost, fuse, ublk, dev, .. } = std::mem::replace(&mut *self.lock(), ended);
+        let ended = FrontendServers { has_ended: true, ..FrontendServers::default() };
+        let FrontendServers { nbd, vhost, fuse, ublk, dev, .. } = std::mem::replace(&mut *self.lock(), ended);
         let nbd = nbd.map(|server| server.leave(left()));
         if let Some(nbd) = &nbd {
             tell_ended(&nbd.ended);
         }
         crate::supervisor::fronts::end_machines_and_files(vhost, fuse, left);
         dev.shutdown(left());
-        Left { nbd, ublk: ublk.map(|ublk| ublk.leave()) }
+        FrontendHandOver { nbd, ublk: ublk.map(|ublk| ublk.leave()) }
     }
 }
 
 /// The number of clients that a log line names; the rest is counted.
 const NAMED_MAX: usize = 8;
 
-fn tell_ended(ended: &[nbd::Client]) {
+fn tell_ended(ended: &[nbd::ClientInfo]) {
     if ended.is_empty() {
         return;
     }

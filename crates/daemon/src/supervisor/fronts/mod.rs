@@ -13,22 +13,22 @@ pub mod machine;
 pub mod numbered_links;
 pub mod users;
 
-use self::dev::{Dev, Devices};
+use self::dev::{DevFrontend, DeviceServer};
 use self::directories::{start_fuse, start_vhost};
-use self::numbered_links::Numbers;
-pub use self::users::User;
+use self::numbered_links::NumberedLinks;
+pub use self::users::VolumeClient;
 use self::users::{tell_cut_off, users_of_device};
 use crate::sysfs;
-use bcached_config::{Address, Certificates, Config, FrontPlaces, Tls};
+use bcached_config::{Address, Certificates, Config, FrontendConfig, Tls};
 use bcached_control::failure::{Failure, Kind};
-use bcached_front_dev::Rung;
+use bcached_front_dev::DeviceMethod;
 use bcached_front_fuse::{self as fuse, FuseServer};
-use bcached_front_nbd::{self as nbd, Bound, Endpoint, ListenError, NbdServer, Place};
-use bcached_front_ublk::{DeviceState, Features, Served, Transfer, UblkServer};
+use bcached_front_nbd::{self as nbd, BoundAddress, Endpoint, EndpointAddress, ListenError, NbdServer};
+use bcached_front_ublk::{DataTransfer, DeviceState, DriverFeatures, ServedVolume, UblkServer};
 use bcached_front_vhost::{self as vhost, VhostServer};
-use bcached_port::socket::{Passed, SocketError};
-use bcached_port::{Claim, ExportTable, Peer, Pool, Uuid, Way, Ways};
-use bcached_uring::Guests;
+use bcached_port::socket::{PassedSocket, SocketError};
+use bcached_port::{BudgetPool, ExportTable, Frontend, FrontendSet, Peer, Uuid, WriteClaim};
+use bcached_uring::RingHandle;
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -43,42 +43,42 @@ const EACH_MIN: Duration = Duration::from_secs(1);
 
 /// All running front ends. Clones share them.
 #[derive(Clone, Default)]
-pub struct Fronts {
-    running: Arc<Mutex<Running>>,
+pub struct FrontendManager {
+    running: Arc<Mutex<FrontendServers>>,
     /// The rings on which connections can be served.
-    rings: nbd::Rings,
+    rings: nbd::VolumeRings,
     /// Called when a block device has appeared, or has failed to.
-    wake: Option<Wake>,
+    wake: Option<WakeCallback>,
     /// Sockets that NBD is served on instead of the configured places, if there are any.
-    sockets: Arc<[Arc<Passed>]>,
+    sockets: Arc<[Arc<PassedSocket>]>,
     /// The control files that are shown beside the volumes in a FUSE mount.
-    control_files: Arc<OnceLock<Arc<dyn fuse::Tree>>>,
+    control_files: Arc<OnceLock<Arc<dyn fuse::ControlTree>>>,
     /// Clients of another process, or of this one before a hand-over, until NBD takes them.
-    left: Arc<Mutex<Vec<nbd::Left>>>,
+    left: Arc<Mutex<Vec<nbd::HandoffConnection>>>,
     /// The id of that process.
     former: Option<u32>,
     /// The volumes that are to be `/dev/bcacheN`, too.
-    numbers: Numbers,
+    numbers: NumberedLinks,
 }
 
-type Wake = Arc<dyn Fn() + Send + Sync>;
+type WakeCallback = Arc<dyn Fn() + Send + Sync>;
 
 #[derive(Default)]
-struct Running {
+struct FrontendServers {
     /// Memory for the payloads of NBD and FUSE.
-    memory: Option<Arc<Pool>>,
+    memory: Option<Arc<BudgetPool>>,
     nbd: Option<NbdServer>,
     vhost: Option<Arc<VhostServer>>,
     fuse: Option<FuseServer>,
     ublk: Option<Arc<UblkServer>>,
     /// Block devices by the best way of this machine (`dev`).
-    dev: Dev,
+    dev: DevFrontend,
     /// Write claims of volumes that are block devices: no other client writes to them.
-    claims: BTreeMap<String, Option<Claim>>,
+    claims: BTreeMap<String, Option<WriteClaim>>,
     /// Why a volume is not available by a way that is configured for it.
-    refused: BTreeMap<(String, Way), String>,
+    refused: BTreeMap<(String, Frontend), String>,
     /// What is being taken away. It cannot appear again before that has ended.
-    retiring: BTreeSet<(String, Way)>,
+    retiring: BTreeSet<(String, Frontend)>,
     /// All that was to be served is served, or has a reason why not.
     is_ready: bool,
     /// The number of clients from before a hand-over that were resumed or wait for that.
@@ -87,9 +87,9 @@ struct Running {
     has_ended: bool,
 }
 
-impl Running {
+impl FrontendServers {
     /// Records why a volume is not available by a way now. Each reason is logged once.
-    fn refuse(&mut self, name: &str, way: Way, why: String) {
+    fn refuse(&mut self, name: &str, way: Frontend, why: String) {
         let key = (name.to_owned(), way);
         if self.refused.get(&key) != Some(&why) {
             tracing::error!(event = "volume-not-exported", "{name}: not available through {way} now: {why}");
@@ -98,25 +98,25 @@ impl Running {
     }
 
     /// Returns where a volume is available by a way, or why it is not. `None`: it is not there yet.
-    fn place(&self, name: &str, way: Way) -> Option<Result<String, String>> {
+    fn place(&self, name: &str, way: Frontend) -> Option<Result<String, String>> {
         if let Some(why) = self.refused.get(&(name.to_owned(), way)) {
             return Some(Err(why.clone()));
         }
         let place = match way {
-            Way::Nbd => self.nbd.as_ref()?.bound().first()?.to_string(),
-            Way::Dev if self.dev.is_cut_off(name) => {
+            Frontend::Nbd => self.nbd.as_ref()?.bound().first()?.to_string(),
+            Frontend::Dev if self.dev.is_cut_off(name) => {
                 return Some(Err("the mount of its file was unmounted".to_owned()));
             }
-            Way::Ublk | Way::Dev => match self.device(name)? {
-                DeviceState::Coming => return None,
-                DeviceState::Here { path, .. } => path.display().to_string(),
+            Frontend::Ublk | Frontend::Dev => match self.device(name)? {
+                DeviceState::Creating => return None,
+                DeviceState::Ready { path, .. } => path.display().to_string(),
                 DeviceState::Missing(why) => return Some(Err(why)),
             },
-            Way::VhostUser => {
+            Frontend::VhostUser => {
                 let vhost = self.vhost.as_ref().filter(|vhost| vhost.serves(name))?;
                 vhost.socket_path(name).display().to_string()
             }
-            Way::Fuse => {
+            Frontend::Fuse => {
                 let fuse = self.fuse.as_ref()?;
                 if fuse.has_ended() {
                     return Some(Err("the FUSE mount was unmounted".to_owned()));
@@ -131,13 +131,13 @@ impl Running {
     }
 
     /// Returns the memory for payloads, and its limit in bytes.
-    fn payloads(&mut self, config: &Config) -> (Arc<Pool>, u64) {
+    fn payloads(&mut self, config: &Config) -> (Arc<BudgetPool>, u64) {
         let bytes = config.memory_bytes / 4;
         (Arc::clone(self.memory.get_or_insert_with(|| Arc::new(nbd::memory(bytes)))), bytes)
     }
 
     /// Refuses a way while something of the volume is being taken away there. Returns true if so.
-    fn refuse_while_retiring(&mut self, name: &str, way: Way) -> bool {
+    fn refuse_while_retiring(&mut self, name: &str, way: Frontend) -> bool {
         let is = self.retiring.contains(&(name.to_owned(), way));
         if is {
             let why = "its previous device or disk is still being removed".to_owned();
@@ -148,21 +148,21 @@ impl Running {
 }
 
 /// Where a volume is available by a way, or why it is not.
-pub struct Had {
-    pub way: Way,
+pub struct ExportStatus {
+    pub way: Frontend,
     /// The kind of its block device, if the daemon chose it.
-    pub by: Option<Rung>,
+    pub by: Option<DeviceMethod>,
     /// How the data of a ublk device is transferred.
-    pub transfer: Option<Transfer>,
+    pub transfer: Option<DataTransfer>,
     /// The link to a block device under the volume's number, or why there is none.
     pub link: Option<Result<String, String>>,
     pub place: Result<String, String>,
 }
 
-impl Fronts {
+impl FrontendManager {
     /// Creates an instance that runs no front end yet. `wake` is called when a block device has
     /// appeared, or has failed to. NBD is served on `sockets`, if there are any.
-    pub fn new(wake: Wake, sockets: Vec<Arc<Passed>>) -> Self {
+    pub fn new(wake: WakeCallback, sockets: Vec<Arc<PassedSocket>>) -> Self {
         Self { wake: Some(wake), sockets: sockets.into(), ..Self::default() }
     }
 
@@ -172,7 +172,7 @@ impl Fronts {
     }
 
     /// Sets the control files, for a mount that is still to be made.
-    pub fn tell_of(&self, control_files: Arc<dyn fuse::Tree>) {
+    pub fn tell_of(&self, control_files: Arc<dyn fuse::ControlTree>) {
         let _there_are_some = self.control_files.set(control_files);
     }
 
@@ -180,7 +180,7 @@ impl Fronts {
     ///
     /// # Errors
     /// Why it cannot start.
-    pub fn start(&self, way: Way, config: &Config, exports: &ExportTable) -> Result<(), Failure> {
+    pub fn start(&self, way: Frontend, config: &Config, exports: &ExportTable) -> Result<(), Failure> {
         let mut running = self.lock();
         if running.has_ended {
             return Ok(());
@@ -188,7 +188,7 @@ impl Fronts {
         let (places, exports) = (&config.places, exports.by(way));
         let memory = running.payloads(config);
         match way {
-            Way::Nbd if running.nbd.is_none() => {
+            Frontend::Nbd if running.nbd.is_none() => {
                 // Clients that connect before the daemon is ready wait, instead of learning that
                 // nothing is there yet. A process that may have to give everything back admits no
                 // client, either.
@@ -199,10 +199,10 @@ impl Fronts {
                 nbd.keep(self.take_left());
                 running.nbd = Some(nbd);
             }
-            Way::VhostUser if running.vhost.is_none() => {
+            Frontend::VhostUser if running.vhost.is_none() => {
                 running.vhost = Some(Arc::new(start_vhost(places, exports, self.rings.clone())?));
             }
-            Way::Fuse if running.fuse.is_none() => {
+            Frontend::Fuse if running.fuse.is_none() => {
                 let trees = self.control_files.get().map(|files| (sysfs::NAME.to_owned(), Arc::clone(files)));
                 running.fuse = Some(start_fuse(
                     (&places.fuse, places.fuse_allow_other),
@@ -211,10 +211,12 @@ impl Fronts {
                     trees.into_iter().collect(),
                 )?);
             }
-            Way::Ublk if running.ublk.is_none() => running.ublk = Some(Arc::new(self.start_ublk(exports)?)),
-            Way::Nbd | Way::Ublk | Way::VhostUser | Way::Fuse | Way::Dev => {}
+            Frontend::Ublk if running.ublk.is_none() => {
+                running.ublk = Some(Arc::new(self.start_ublk(exports)?));
+            }
+            Frontend::Nbd | Frontend::Ublk | Frontend::VhostUser | Frontend::Fuse | Frontend::Dev => {}
         }
-        if matches!(way, Way::Nbd | Way::Fuse) {
+        if matches!(way, Frontend::Nbd | Frontend::Fuse) {
             // All volumes are available by it.
             running.refused.retain(|(_, of), _| *of != way);
         }
@@ -243,14 +245,14 @@ impl Fronts {
     }
 
     /// Replaces the certificate for new clients on TCP, if NBD is served with TLS.
-    pub fn renew(&self, tls: nbd::Tls) {
+    pub fn renew(&self, tls: nbd::TlsConfig) {
         if let Some(nbd) = &self.lock().nbd {
             nbd.renew(tls);
         }
     }
 
     fn start_ublk(&self, exports: ExportTable) -> Result<UblkServer, Failure> {
-        Features::probe().map_err(|why| {
+        DriverFeatures::probe().map_err(|why| {
             let failure = |kind| Failure::new(kind, "cannot make block devices").why(why.to_string());
             let failure = match why.mends() {
                 Some(mends) => failure(Kind::Permission).next(mends),
@@ -264,12 +266,12 @@ impl Fronts {
 
     /// Claims a volume that is to be a block device before others can find it: no other client
     /// writes to it.
-    pub fn reserve(&self, (name, uuid, shared): (&str, Uuid, bool), ways: Ways, exports: &ExportTable) {
+    pub fn reserve(&self, (name, uuid, shared): (&str, Uuid, bool), by: FrontendSet, exports: &ExportTable) {
         let mut running = self.lock();
-        let way = if ways.has(Way::Dev) { Way::Dev } else { Way::Ublk };
+        let way = if by.has(Frontend::Dev) { Frontend::Dev } else { Frontend::Ublk };
         let there_is = match way {
-            Way::Dev => running.dev.rung(name).is_some(),
-            _ => ways.has(Way::Ublk) && running.ublk.is_some(),
+            Frontend::Dev => running.dev.method(name).is_some(),
+            _ => by.has(Frontend::Ublk) && running.ublk.is_some(),
         };
         if !there_is || running.claims.contains_key(name) || running.refuse_while_retiring(name, way) {
             return;
@@ -285,32 +287,32 @@ impl Fronts {
     }
 
     /// Registers the rings on which connections to this volume can be served.
-    pub fn lead(&self, volume: Uuid, guests: &Guests) {
-        self.rings.insert(volume.0, guests.clone());
+    pub fn lead(&self, volume: Uuid, ring: &RingHandle) {
+        self.rings.insert(volume.0, ring.clone());
     }
 
     /// Publishes a volume that is served, or whose state has changed.
-    pub fn publish(&self, name: &str, ways: Ways, (exports, guests): (&ExportTable, &Guests)) {
-        self.publish_device(name, exports, guests);
-        if !ways.has(Way::VhostUser) {
+    pub fn publish(&self, name: &str, ways: FrontendSet, (exports, ring): (&ExportTable, &RingHandle)) {
+        self.publish_device(name, exports, ring);
+        if !ways.has(Frontend::VhostUser) {
             return;
         }
         let mut running = self.lock();
         let Some(vhost) = running.vhost.clone() else { return };
-        if running.refuse_while_retiring(name, Way::VhostUser) {
+        if running.refuse_while_retiring(name, Frontend::VhostUser) {
             return;
         }
         if vhost.serves(name) {
             return vhost.changed(name);
         }
         match vhost.serve(name, vhost::VolumeOptions::default()) {
-            Ok(()) => drop(running.refused.remove(&(name.to_owned(), Way::VhostUser))),
-            Err(error) => running.refuse(name, Way::VhostUser, sentence(&error)),
+            Ok(()) => drop(running.refused.remove(&(name.to_owned(), Frontend::VhostUser))),
+            Err(error) => running.refuse(name, Frontend::VhostUser, sentence(&error)),
         }
     }
 
     /// Records that a volume is not available because a front end does not start.
-    pub fn refuse(&self, name: &str, way: Way, failure: &Failure) {
+    pub fn refuse(&self, name: &str, way: Frontend, failure: &Failure) {
         self.lock().refuse(name, way, failure.to_string());
     }
 
@@ -319,26 +321,26 @@ impl Fronts {
         self.lock().refused.keys().map(|(name, _)| name.clone()).collect()
     }
 
-    fn publish_device(&self, name: &str, exports: &ExportTable, guests: &Guests) {
+    fn publish_device(&self, name: &str, exports: &ExportTable, ring: &RingHandle) {
         let mut running = self.lock();
         if !running.claims.contains_key(name) {
             return;
         }
-        if let Some(export) = exports.by(Way::Dev).by_name(name) {
+        if let Some(export) = exports.by(Frontend::Dev).by_name(name) {
             return running.serve_dev(export);
         }
         let Some(ublk) = running.ublk.clone() else { return };
-        let Some(export) = exports.by(Way::Ublk).by_name(name) else { return };
-        match ublk.serve(Served { export, guests: guests.clone(), number: None }) {
-            Ok(()) => drop(running.refused.remove(&(name.to_owned(), Way::Ublk))),
-            Err(error) => running.refuse(name, Way::Ublk, format!("cannot start a thread: {error}")),
+        let Some(export) = exports.by(Frontend::Ublk).by_name(name) else { return };
+        match ublk.serve(ServedVolume { export, ring_handle: ring.clone(), number: None }) {
+            Ok(()) => drop(running.refused.remove(&(name.to_owned(), Frontend::Ublk))),
+            Err(error) => running.refuse(name, Frontend::Ublk, format!("cannot start a thread: {error}")),
         }
     }
 
     /// Checks whether each expected block device has appeared or failed.
     pub fn are_settled(&self) -> bool {
         let running = self.lock();
-        running.claims.keys().all(|name| running.device(name) != Some(DeviceState::Coming))
+        running.claims.keys().all(|name| running.device(name) != Some(DeviceState::Creating))
     }
 
     /// Takes away the block device, and the disk of a virtual machine, of a volume that is served
@@ -361,7 +363,7 @@ impl Fronts {
             });
         }
         if let Some(vhost) = machine {
-            self.apart((named, Way::VhostUser), move |name| {
+            self.apart((named, Frontend::VhostUser), move |name| {
                 if let Err(busy) = vhost.stop(&name, RETIRE_LIMIT) {
                     tell_cut_off(&busy.volumes);
                 }
@@ -370,7 +372,7 @@ impl Fronts {
     }
 
     /// Takes away something of a volume on a thread of its own. No caller waits for that.
-    fn apart(&self, of: (String, Way), away: impl FnOnce(String) + Send + 'static) {
+    fn apart(&self, of: (String, Frontend), away: impl FnOnce(String) + Send + 'static) {
         self.lock().retiring.insert(of.clone());
         let (fronts, key) = (self.clone(), of.clone());
         let body = move || {
@@ -394,17 +396,17 @@ impl Fronts {
     }
 
     /// Returns where a volume is available, and why not elsewhere.
-    pub fn places_of(&self, name: &str, ways: Ways) -> Vec<Had> {
+    pub fn places_of(&self, name: &str, ways: FrontendSet) -> Vec<ExportStatus> {
         let running = self.lock();
         let had = |way| {
-            let by = if way == Way::Dev { running.dev.rung(name) } else { None };
-            let way_there = if by == Some(Rung::Ublk) { Way::Ublk } else { way };
+            let by = if way == Frontend::Dev { running.dev.method(name) } else { None };
+            let way_there = if by == Some(DeviceMethod::Ublk) { Frontend::Ublk } else { way };
             let place = running.place(name, way_there)?;
-            let device = if way_there == Way::Ublk { running.device(name) } else { None };
+            let device = if way_there == Frontend::Ublk { running.device(name) } else { None };
             let transfer = device.and_then(|device| device.transfer());
-            let is_device = matches!(way_there, Way::Ublk | Way::Dev) && place.is_ok();
+            let is_device = matches!(way_there, Frontend::Ublk | Frontend::Dev) && place.is_ok();
             let link = is_device.then(|| self.numbers.of(name)).flatten();
-            Some(Had { way, by, transfer, link, place })
+            Some(ExportStatus { way, by, transfer, link, place })
         };
         ways.iter().filter_map(had).collect()
     }
@@ -422,8 +424,8 @@ impl Fronts {
         let running = self.lock();
         let bound = running.nbd.iter().flat_map(|server| server.bound());
         let nbd = bound.filter_map(|bound| match bound {
-            Bound::Unix(path) => Some((path.clone(), 0)),
-            Bound::Tcp(_) => None,
+            BoundAddress::Unix(path) => Some((path.clone(), 0)),
+            BoundAddress::Tcp(_) => None,
         });
         nbd.chain(running.vhost.iter().flat_map(|server| server.sockets())).collect()
     }
@@ -433,7 +435,7 @@ impl Fronts {
     pub fn bind_again(&self, path: &Path) -> Option<Result<(), String>> {
         let running = self.lock();
         let is_at = |server: &&NbdServer| {
-            server.bound().iter().any(|bound| matches!(bound, Bound::Unix(at) if at == path))
+            server.bound().iter().any(|bound| matches!(bound, BoundAddress::Unix(at) if at == path))
         };
         if let Some(server) = running.nbd.as_ref().filter(is_at) {
             return Some(server.bind_again(path).map_err(|error| sentence(&error)));
@@ -450,8 +452,8 @@ impl Fronts {
         let deadline = Instant::now() + limit;
         let left = || deadline.saturating_duration_since(Instant::now()).max(EACH_MIN.min(limit));
         self.let_devices_go(limit);
-        let ended = Running { has_ended: true, ..Running::default() };
-        let Running { nbd, vhost, fuse, ublk, dev, .. } = std::mem::replace(&mut *self.lock(), ended);
+        let ended = FrontendServers { has_ended: true, ..FrontendServers::default() };
+        let FrontendServers { nbd, vhost, fuse, ublk, dev, .. } = std::mem::replace(&mut *self.lock(), ended);
         // Otherwise they would be taken up here again when their engine has ended.
         let _ends_with_the_process = ublk.map(|ublk| ublk.leave());
         if let Some(Err(busy)) = nbd.map(|server| server.shutdown(left())) {
@@ -472,7 +474,7 @@ impl Fronts {
         let of_dev = |name: &String| dev.as_ref().is_some_and(|dev| dev.state(name).is_some());
         let (others, names): (Vec<_>, Vec<_>) = names.into_iter().partition(of_dev);
         if let Some(ublk) = ublk.filter(|_| !names.is_empty()) {
-            let ublk = Devices::Ublk(ublk);
+            let ublk = DeviceServer::Ublk(ublk);
             let all_go = machine::stops();
             let (go, stay): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| {
                 // The users of a device that is being taken over are unknown.
@@ -492,7 +494,7 @@ impl Fronts {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Running> {
+    fn lock(&self) -> MutexGuard<'_, FrontendServers> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -514,16 +516,16 @@ fn end_machines_and_files(
 }
 
 /// Removes these volumes' devices and their links.
-fn remove_devices(devices: &Devices, names: &[String], limit: Duration) {
+fn remove_devices(devices: &DeviceServer, names: &[String], limit: Duration) {
     let paths: Vec<_> = names.iter().filter_map(|name| devices.path(name)).collect();
     let gone = devices.remove(names, limit);
-    if gone.is_ok() || devices.way() == Way::Dev {
+    if gone.is_ok() || devices.way() == Frontend::Dev {
         // A device name that is reused must not be reached by an old link.
         paths.iter().for_each(|path| links::remove(path));
     }
     match gone {
         Ok(()) => {}
-        Err(still) if devices.way() == Way::Ublk => {
+        Err(still) if devices.way() == Frontend::Ublk => {
             tracing::warn!(event = "ublk-not-removed", "{still}");
         }
         Err(still) => tracing::warn!(event = "device-not-removed", "{still}"),
@@ -537,11 +539,11 @@ fn sentence(error: &dyn Error) -> String {
 }
 
 fn start_nbd(
-    places: &FrontPlaces,
-    (sockets, closed): (&[Arc<Passed>], bool),
+    places: &FrontendConfig,
+    (sockets, closed): (&[Arc<PassedSocket>], bool),
     exports: ExportTable,
-    (memory, bytes): (Arc<Pool>, u64),
-    rings: nbd::Rings,
+    (memory, bytes): (Arc<BudgetPool>, u64),
+    rings: nbd::VolumeRings,
 ) -> Result<NbdServer, Failure> {
     let tls = places.tls.certificates().map(Certificates::read).transpose()?;
     let anywhere = places.tls == Tls::Off;
@@ -549,15 +551,15 @@ fn start_nbd(
         place: match &listen.at {
             Address::Unix(path) => {
                 let group = listen.group.as_ref().or(places.nbd_group.as_ref());
-                Place::Unix { path: path.clone(), group: group.map(|group| group.id) }
+                EndpointAddress::Unix { path: path.clone(), group: group.map(|group| group.id) }
             }
-            Address::Tcp(address) => Place::Tcp { address: *address, anywhere },
+            Address::Tcp(address) => EndpointAddress::Tcp { address: *address, anywhere },
         },
         read_only: listen.read_only,
     });
     // A place of the configuration keeps its settings, no matter which process bound it.
     let passed = sockets.iter().map(|socket| Endpoint {
-        place: Place::Passed { socket: Arc::clone(socket), anywhere },
+        place: EndpointAddress::Passed { socket: Arc::clone(socket), anywhere },
         read_only: places
             .listen
             .iter()

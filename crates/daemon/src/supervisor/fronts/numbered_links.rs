@@ -3,7 +3,7 @@
 //! They are made with the device, and looked after while it exists: the kernel's bcache may be
 //! loaded at any time, and then they are removed.
 
-use crate::supervisor::fronts::{Fronts, links};
+use crate::supervisor::fronts::{FrontendManager, links};
 use bcached_control::names::in_control_files;
 use bcached_control::paths;
 use bcached_port::{ExportTable, Uuid};
@@ -13,16 +13,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// The numbers that sections ask for, and what has become of them, by volume.
 #[derive(Clone, Default)]
-pub struct Numbers(Arc<Mutex<BTreeMap<String, Asked>>>);
+pub struct NumberedLinks(Arc<Mutex<BTreeMap<String, NumberedLink>>>);
 
-struct Asked {
+struct NumberedLink {
     number: usize,
     /// What was logged last: the link exists, or why it does not. `None`: the device or its other
     /// links do not exist.
     told: Option<Result<(), String>>,
 }
 
-impl Asked {
+impl NumberedLink {
     fn path(&self) -> String {
         paths::of_machine(Path::new("/dev").join(in_control_files(self.number))).display().to_string()
     }
@@ -43,8 +43,8 @@ impl Asked {
     }
 }
 
-impl Numbers {
-    fn with<T>(&self, act: impl FnOnce(&mut BTreeMap<String, Asked>) -> T) -> T {
+impl NumberedLinks {
+    fn with<T>(&self, act: impl FnOnce(&mut BTreeMap<String, NumberedLink>) -> T) -> T {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -86,14 +86,14 @@ impl Numbers {
     }
 }
 
-impl Fronts {
+impl FrontendManager {
     /// Sets the number that a volume's section asks for, if any. Called before the volume has its
     /// device.
     pub fn ask_number(&self, name: &str, number: Option<usize>) {
         self.numbers.with(|all| match (number, all.get(name)) {
             (None, _) => drop(all.remove(name)),
             (Some(number), Some(asked)) if asked.number == number => {}
-            (Some(number), _) => drop(all.insert(name.to_owned(), Asked { number, told: None })),
+            (Some(number), _) => drop(all.insert(name.to_owned(), NumberedLink { number, told: None })),
         });
     }
 

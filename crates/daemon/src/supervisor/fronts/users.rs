@@ -1,18 +1,18 @@
 //! The clients of each volume, and their ways to it: for the status, and for checks before a volume
 //! is taken away.
 
-use crate::supervisor::fronts::Fronts;
-use bcached_front_dev::Rung;
+use crate::supervisor::fronts::FrontendManager;
+use bcached_front_dev::DeviceMethod;
 use bcached_front_fuse::FuseServer;
 use bcached_front_nbd::NbdServer;
-use bcached_front_ublk::Features;
-use bcached_port::Way;
-use bcached_uring::{Holder, Identity};
+use bcached_front_ublk::DriverFeatures;
+use bcached_port::Frontend;
+use bcached_uring::{DeviceIdentity, Holder};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// A client that uses a volume, or could.
-pub struct User {
+pub struct VolumeClient {
     pub peer: String,
     pub volume: Option<String>,
     pub writing: bool,
@@ -20,34 +20,35 @@ pub struct User {
     pub read_only: bool,
     /// The connection is encrypted.
     pub tls: bool,
-    pub way: Way,
+    pub way: Frontend,
 }
 
-impl User {
+impl VolumeClient {
     /// Returns a client of a front end that does not report such details.
-    const fn of(way: Way, peer: String, volume: Option<String>, writing: bool) -> Self {
+    const fn of(way: Frontend, peer: String, volume: Option<String>, writing: bool) -> Self {
         Self { peer, volume, writing, read_only: false, tls: false, way }
     }
 }
 
-impl Fronts {
+impl FrontendManager {
     /// Returns all clients that are connected or have a volume open.
-    pub fn users(&self) -> Vec<User> {
+    pub fn users(&self) -> Vec<VolumeClient> {
         let running = self.lock();
-        let nbd = running.nbd.iter().flat_map(NbdServer::clients).map(|client| User {
+        let nbd = running.nbd.iter().flat_map(NbdServer::clients).map(|client| VolumeClient {
             peer: client.peer,
             volume: client.export,
             writing: client.writing,
             read_only: client.read_only,
             tls: client.tls,
-            way: Way::Nbd,
+            way: Frontend::Nbd,
         });
         let vhost = running.vhost.iter().flat_map(|server| server.clients()).map(|client| {
             let peer = "a virtual machine".to_owned();
-            User::of(Way::VhostUser, peer, Some(client.volume), client.is_writing)
+            VolumeClient::of(Frontend::VhostUser, peer, Some(client.volume), client.is_writing)
         });
         let fuse = running.fuse.iter().flat_map(FuseServer::clients);
-        let fuse = fuse.map(|client| User::of(Way::Fuse, client.peer, client.export, client.writing));
+        let fuse =
+            fuse.map(|client| VolumeClient::of(Frontend::Fuse, client.peer, client.export, client.writing));
         let mut users: Vec<_> = nbd.chain(vhost).chain(fuse).collect();
         let devices: Vec<_> = {
             let here =
@@ -55,13 +56,13 @@ impl Fronts {
             running.claims.keys().filter_map(here).collect()
         };
         drop(running);
-        for user in users.iter_mut().filter(|user| user.way == Way::Fuse) {
+        for user in users.iter_mut().filter(|user| user.way == Frontend::Fuse) {
             with_users(&mut user.peer);
         }
         for (name, way, path) in devices {
             // A process may have it open several times.
             let its = users_of_device(&path).into_iter().collect::<BTreeSet<_>>().into_iter();
-            users.extend(its.map(|peer| User::of(way, peer, Some(name.clone()), true)));
+            users.extend(its.map(|peer| VolumeClient::of(way, peer, Some(name.clone()), true)));
         }
         users
     }
@@ -77,22 +78,22 @@ impl Fronts {
     /// device are.
     pub fn is_size_kept(&self, name: &str) -> bool {
         let is_told = |way| match way {
-            Way::Dev => true,
-            Way::Ublk => Features::probe().is_ok_and(Features::may_resize),
-            Way::Nbd | Way::VhostUser | Way::Fuse => false,
+            Frontend::Dev => true,
+            Frontend::Ublk => DriverFeatures::probe().is_ok_and(DriverFeatures::may_resize),
+            Frontend::Nbd | Frontend::VhostUser | Frontend::Fuse => false,
         };
         self.users().iter().any(|user| user.volume.as_deref() == Some(name) && !is_told(user.way))
     }
 
     /// Returns the block device of that volume, if it exists and is told of a new size.
     pub fn told_device(&self, name: &str) -> Option<PathBuf> {
-        let (rung, path) = {
+        let (method, path) = {
             let running = self.lock();
-            (running.dev.rung(name), running.device_path(name)?)
+            (running.dev.method(name), running.device_path(name)?)
         };
-        let is_told = match rung {
-            Some(Rung::Nbd | Rung::Loop) => true,
-            Some(Rung::Ublk) | None => Features::probe().is_ok_and(Features::may_resize),
+        let is_told = match method {
+            Some(DeviceMethod::Nbd | DeviceMethod::Loop) => true,
+            Some(DeviceMethod::Ublk) | None => DriverFeatures::probe().is_ok_and(DriverFeatures::may_resize),
         };
         is_told.then_some(path)
     }
@@ -107,9 +108,9 @@ impl Fronts {
     /// Returns the clients that have files of volumes open, or block devices that end with this
     /// process. They would lose them.
     pub fn users_of_files(&self) -> Vec<String> {
-        let ends = |user: &crate::supervisor::fronts::User| match (user.way, &user.volume) {
-            (Way::Fuse, _) => true,
-            (Way::Dev, Some(volume)) => self.lock().dev.has_device(volume),
+        let ends = |user: &crate::supervisor::fronts::VolumeClient| match (user.way, &user.volume) {
+            (Frontend::Fuse, _) => true,
+            (Frontend::Dev, Some(volume)) => self.lock().dev.has_device(volume),
             _ => false,
         };
         let users = self.users().into_iter().filter(ends);
@@ -120,7 +121,7 @@ impl Fronts {
 /// Returns the users of a block device: mounts, swap, devices on top of it, otherwise processes.
 /// This process is left out, since it may have the device open to serve it.
 pub fn users_of_device(path: &Path) -> Vec<String> {
-    let users = Identity::of(path).map_or_else(Vec::new, Identity::users).into_iter();
+    let users = DeviceIdentity::of(path).map_or_else(Vec::new, DeviceIdentity::users).into_iter();
     let own = std::process::id();
     let others = users.filter(|user| !matches!(user, Holder::Process { id, .. } if *id == own));
     others.map(|user| user.to_string()).collect()

@@ -3,7 +3,7 @@
 //! becomes of others, unless the former process may still resume all of them.
 
 use crate::supervisor::Supervisor;
-use bcached_port::Way;
+use bcached_port::Frontend;
 use bcached_uring::device::claim;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ const GONE: &str = "their volumes have not come back";
 
 /// What the loop knows of these clients.
 #[derive(Default)]
-pub struct Kept {
+pub struct EarlierClients {
     /// The moment since which no other process can resume them.
     alone: Option<Instant>,
     /// The moment since which all is served that comes by itself.
@@ -34,19 +34,20 @@ pub struct Kept {
 impl Supervisor {
     /// Resumes the clients that can go on, and gives up what has been kept for long enough.
     pub fn look_after_kept(&mut self) {
-        let starts = self.is_first && self.predecessor.is_none() && self.kept.ready.is_none();
-        let is_done = self.kept.are_settled && self.fronts.is_open() && !self.fronts.is_waited_for();
+        let starts = self.is_first && self.predecessor.is_none() && self.earlier_clients.ready.is_none();
+        let is_done =
+            self.earlier_clients.are_settled && self.fronts.is_open() && !self.fronts.is_waited_for();
         let may_give_back = || self.predecessor.as_ref().is_some_and(|former| !former.has_died());
         if starts || is_done || may_give_back() {
             return;
         }
         if self.predecessor.is_some() {
-            self.course.loses_former();
+            self.hand_over.loses_former();
         }
-        let alone = *self.kept.alone.get_or_insert_with(Instant::now);
+        let alone = *self.earlier_clients.alone.get_or_insert_with(Instant::now);
         self.fronts.go_on();
         // They are served by another way, and never by NBD again.
-        let by_nbd = self.exports.by(Way::Nbd);
+        let by_nbd = self.exports.by(Frontend::Nbd);
         let is_elsewhere = |volume: &str| self.exports.find(volume).is_ok() && by_nbd.find(volume).is_err();
         self.cut_kept("their volumes are no longer available through NBD", is_elsewhere);
         if !self.fronts.is_open() && alone.elapsed() >= DOOR_LIMIT {
@@ -61,7 +62,7 @@ impl Supervisor {
     /// Checks whether the clients and devices that are still kept were kept for long enough.
     /// Devices of the command line may take any time, but their clients do not wait that long.
     fn have_waited(&self) -> bool {
-        let since = if self.strict { self.kept.alone } else { self.kept.ready };
+        let since = if self.strict { self.earlier_clients.alone } else { self.earlier_clients.ready };
         since.is_some_and(|since| since.elapsed() >= CLIENTS_LIMIT)
     }
 
@@ -69,9 +70,9 @@ impl Supervisor {
     /// was, or has been waited for.
     fn settle_claims(&mut self) {
         let is_over = || self.have_waited() || self.missing(&self.shared().table).is_empty();
-        if self.kept.ready.is_some() && !self.kept.are_settled && is_over() {
+        if self.earlier_clients.ready.is_some() && !self.earlier_clients.are_settled && is_over() {
             claim::settle();
-            self.kept.are_settled = true;
+            self.earlier_clients.are_settled = true;
         }
     }
 
@@ -82,7 +83,7 @@ impl Supervisor {
         if cut.is_empty() {
             return;
         }
-        let name = |uuid: &String| self.yours.names.get(uuid).unwrap_or(uuid).clone();
+        let name = |uuid: &String| self.daemon_state.names.get(uuid).unwrap_or(uuid).clone();
         let volumes: BTreeSet<_> = cut.iter().map(name).collect();
         let (count, volumes) = (cut.len(), volumes.into_iter().collect::<Vec<_>>().join(", "));
         tracing::warn!(

@@ -3,17 +3,17 @@
 
 pub mod earlier_clients;
 
-use crate::control_server::{AskTakeOver, AskTakenOver, Control};
+use crate::control_server::{ControlServer, TakeOverHandler, TakeOverProgressHandler};
 use crate::supervisor::devices::liveness;
-use crate::supervisor::fronts::Fronts;
+use crate::supervisor::fronts::FrontendManager;
 use crate::supervisor::jobs::user;
 use crate::supervisor::lifecycle::shutdown::REPLIES_LIMIT;
 use crate::supervisor::table::{Table, VolumeEntry, VolumeState};
-use crate::supervisor::{Event, Phase, Shared, Start, Supervisor};
-use crate::take_over::{Heritage, Predecessor, Successor, Yours};
+use crate::supervisor::{Event, Phase, Shared, Supervisor, SupervisorParameters};
+use crate::take_over::{DaemonState, Predecessor, ReleasedState, Successor};
 use bcached_config::Config;
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::take_over::{Progress, TakeOver, TakingOver};
+use bcached_control::take_over::{TakeOverPhase, TakeOverReport, TakeOverRequest};
 use bcached_uring::device::claim;
 use std::path::Path;
 use std::sync::mpsc::{self, Sender};
@@ -40,23 +40,23 @@ const START_AFTER: &str = "start the other program when this daemon has stopped"
 
 /// The progress of a hand-over. Clones share it.
 #[derive(Clone)]
-pub struct Course(Arc<(Mutex<TakingOver>, Condvar)>);
+pub struct HandOverTracker(Arc<(Mutex<TakeOverReport>, Condvar)>);
 
-impl Course {
+impl HandOverTracker {
     /// Begins with what is known when a process starts, or goes on.
-    pub fn begin(known: TakingOver) -> Self {
-        let known = TakingOver { pid: std::process::id(), ..known };
+    pub fn begin(known: TakeOverReport) -> Self {
+        let known = TakeOverReport { pid: std::process::id(), ..known };
         Self(Arc::new((Mutex::new(known), Condvar::new())))
     }
 
     /// Returns the progress of a process that was to be replaced, and is not.
-    pub fn failed(failure: &Failure) -> TakingOver {
+    pub fn failed(failure: &Failure) -> TakeOverReport {
         let failure = Some(failure.to_error());
-        TakingOver { progress: Progress::Failed, failure, ..TakingOver::default() }
+        TakeOverReport { progress: TakeOverPhase::Failed, failure, ..TakeOverReport::default() }
     }
 
-    fn set(&self, now: TakingOver) {
-        *self.lock() = TakingOver { pid: std::process::id(), ..now };
+    fn set(&self, now: TakeOverReport) {
+        *self.lock() = TakeOverReport { pid: std::process::id(), ..now };
         self.0.1.notify_all();
     }
 
@@ -64,7 +64,7 @@ impl Course {
     /// take everything back.
     pub fn is_under_way(&self) -> bool {
         let now = self.lock();
-        now.progress == Progress::UnderWay && !now.former_died
+        now.progress == TakeOverPhase::UnderWay && !now.former_died
     }
 
     /// Notes that the former process has died: it cannot take anything back from this one.
@@ -72,29 +72,34 @@ impl Course {
         self.lock().former_died = true;
     }
 
-    fn lock(&self) -> MutexGuard<'_, TakingOver> {
+    fn lock(&self) -> MutexGuard<'_, TakeOverReport> {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A request to the process that may hand over.
-pub enum Wish {
+pub enum HandOverRequest {
     /// Check whether it could hand over.
-    Checked(Sender<Result<(), Failure>>),
+    Check(Sender<Result<(), Failure>>),
     /// Hand over.
-    By(Successor),
+    HandOver(Successor),
 }
 
 /// Returns the control thread's function that requests a hand-over.
-pub fn ask(shared: Arc<Mutex<Shared>>, fronts: Fronts, course: Course, events: Sender<Event>) -> AskTakeOver {
+pub fn ask(
+    shared: Arc<Mutex<Shared>>,
+    fronts: FrontendManager,
+    hand_over: HandOverTracker,
+    events: Sender<Event>,
+) -> TakeOverHandler {
     Box::new(move |asked, uid| {
         check(&asked, &shared, &fronts)?;
         let reconnect = fronts.reconnect();
-        let now = |progress| TakingOver {
+        let now = |progress| TakeOverReport {
             progress,
             pid: std::process::id(),
             reconnect: reconnect.clone(),
-            ..TakingOver::default()
+            ..TakeOverReport::default()
         };
         if asked.dry_run {
             tracing::info!(
@@ -103,14 +108,14 @@ pub fn ask(shared: Arc<Mutex<Shared>>, fronts: Fronts, course: Course, events: S
                 "checking whether {} could take over (dry run)",
                 asked.program.display()
             );
-            return would(&asked, &shared, &events).map(|()| now(Progress::WouldBe));
+            return would(&asked, &shared, &events).map(|()| now(TakeOverPhase::WouldBe));
         }
         {
-            let mut course = course.lock();
-            if course.progress == Progress::UnderWay {
-                return Ok(course.clone());
+            let mut hand_over = hand_over.lock();
+            if hand_over.progress == TakeOverPhase::UnderWay {
+                return Ok(hand_over.clone());
             }
-            *course = now(Progress::UnderWay);
+            *hand_over = now(TakeOverPhase::UnderWay);
         }
         tracing::info!(
             event = "take-over-asked",
@@ -132,25 +137,25 @@ pub fn ask(shared: Arc<Mutex<Shared>>, fronts: Fronts, course: Course, events: S
             // As late as possible: from here on clients wait.
             liveness::prove(&shared)?;
             let gone = |_| Failure::new(Kind::NotFound, "the daemon is stopping").next(START_AFTER);
-            events.send(Event::HandOver(Box::new(Wish::By(successor)))).map_err(gone)
+            events.send(Event::HandOver(Box::new(HandOverRequest::HandOver(successor)))).map_err(gone)
         });
         if let Err(failure) = begun {
             tracing::error!(event = "take-over-failed", "{failure}");
-            course.set(Course::failed(&failure));
+            hand_over.set(HandOverTracker::failed(&failure));
             return Err(failure);
         }
-        Ok(now(Progress::UnderWay))
+        Ok(now(TakeOverPhase::UnderWay))
     })
 }
 
 /// Checks whether a hand-over could succeed: the devices answer, the files describe what is served,
 /// and the program runs and understands them. The program is ended then.
-fn would(asked: &TakeOver, shared: &Mutex<Shared>, events: &Sender<Event>) -> Result<(), Failure> {
+fn would(asked: &TakeOverRequest, shared: &Mutex<Shared>, events: &Sender<Event>) -> Result<(), Failure> {
     let until = Instant::now() + CHECK_LIMIT;
     let left = || until.saturating_duration_since(Instant::now());
     liveness::prove(shared)?;
     let (answer, answered) = mpsc::channel();
-    let _refused_below = events.send(Event::HandOver(Box::new(Wish::Checked(answer))));
+    let _refused_below = events.send(Event::HandOver(Box::new(HandOverRequest::Check(answer))));
     let late = |_| {
         Err(crate::supervisor::late("the daemon did not handle the request in time").next("try again later"))
     };
@@ -159,16 +164,16 @@ fn would(asked: &TakeOver, shared: &Mutex<Shared>, events: &Sender<Event>) -> Re
 }
 
 /// Returns the control thread's function that asks for the progress.
-pub fn taken_over(course: Course) -> AskTakenOver {
+pub fn taken_over(hand_over: HandOverTracker) -> TakeOverProgressHandler {
     Box::new(move || {
-        let is_under_way = |now: &mut TakingOver| now.progress == Progress::UnderWay;
-        let waited = course.0.1.wait_timeout_while(course.lock(), LOOK, is_under_way);
+        let is_under_way = |now: &mut TakeOverReport| now.progress == TakeOverPhase::UnderWay;
+        let waited = hand_over.0.1.wait_timeout_while(hand_over.lock(), LOOK, is_under_way);
         let (now, _) = waited.unwrap_or_else(PoisonError::into_inner);
         Ok(now.clone())
     })
 }
 
-fn check(asked: &TakeOver, shared: &Mutex<Shared>, fronts: &Fronts) -> Result<(), Failure> {
+fn check(asked: &TakeOverRequest, shared: &Mutex<Shared>, fronts: &FrontendManager) -> Result<(), Failure> {
     let phase = shared.lock().unwrap_or_else(PoisonError::into_inner).phase;
     match phase {
         Phase::Ready => {}
@@ -190,7 +195,7 @@ fn check(asked: &TakeOver, shared: &Mutex<Shared>, fronts: &Fronts) -> Result<()
 }
 
 /// Checks that no client uses what the other process cannot take over.
-fn check_unused(fronts: &Fronts) -> Result<(), Failure> {
+fn check_unused(fronts: &FrontendManager) -> Result<(), Failure> {
     let users = fronts.users_of_files();
     if users.is_empty() {
         return Ok(());
@@ -217,19 +222,19 @@ fn served(volumes: &[VolumeEntry]) -> Vec<String> {
 }
 
 /// How a process has ended, or that it goes on.
-pub enum Life {
+pub enum RunOutcome {
     Ended(Result<(), Failure>),
     /// Another process was to take over and has not: what this one goes on with.
-    GoesOn(Box<Start>),
+    Continues(Box<SupervisorParameters>),
 }
 
 impl Supervisor {
     /// Handles a request. Returns the process that takes over, if one does.
-    pub fn hears(&self, wish: Wish) -> Option<Successor> {
-        match wish {
+    pub fn hears(&self, request: HandOverRequest) -> Option<Successor> {
+        match request {
             // If it is dropped, it ends.
-            Wish::By(successor) => self.may_hand_over().then_some(successor),
-            Wish::Checked(answer) => {
+            HandOverRequest::HandOver(successor) => self.may_hand_over().then_some(successor),
+            HandOverRequest::Check(answer) => {
                 let checked = self.check_files().and_then(|files| self.check_to_hand_over(files.as_ref()));
                 let _gone = answer.send(checked);
                 None
@@ -262,7 +267,7 @@ impl Supervisor {
         let checked = self.check_to_hand_over(files.as_ref());
         if let Err(failure) = &checked {
             tracing::error!(event = "take-over-failed", "{failure}");
-            self.course.set(Course::failed(failure));
+            self.hand_over.set(HandOverTracker::failed(failure));
         }
         checked.is_ok()
     }
@@ -298,31 +303,39 @@ impl Supervisor {
     }
 
     /// Hands everything over to another process, or takes it back if that fails.
-    pub fn hand_over(self, control: Control, successor: Successor) -> Life {
+    pub fn hand_over(self, control: ControlServer, successor: Successor) -> RunOutcome {
         tracing::info!(event = "handing-over", "handing over to another process");
         self.exports.end_waiting();
-        let (config, notes, course) = (self.config_to_go_on_with(), self.notes.clone(), self.course.clone());
+        let (config, notes, hand_over) =
+            (self.config_to_go_on_with(), self.notes.clone(), self.hand_over.clone());
         let owned = self.owned.as_ref().map(|list| list.path().to_owned());
-        let (heritage, left) = self.leave(control);
-        match left.and_then(|()| successor.take(&heritage)) {
+        let (released, left) = self.leave(control);
+        match left.and_then(|()| successor.take(&released)) {
             Ok(()) => {
                 tracing::info!(event = "handed-over", "another process has taken over");
-                Life::Ended(Ok(()))
+                RunOutcome::Ended(Ok(()))
             }
             Err(failure) => {
                 tracing::error!(event = "take-over-failed", "{failure}");
-                let known = Course::failed(&failure);
+                let known = HandOverTracker::failed(&failure);
                 // The requester that waits for the end has asked this process as it was.
-                course.set(known.clone());
-                match heritage.take_back() {
+                hand_over.set(known.clone());
+                match released.take_back() {
                     Ok(taken) => {
                         let predecessor = None;
-                        let again =
-                            Start { config, notes, owned, predecessor, taken, known, is_first: false };
-                        Life::GoesOn(Box::new(again))
+                        let again = SupervisorParameters {
+                            config,
+                            notes,
+                            owned,
+                            predecessor,
+                            taken,
+                            known,
+                            is_first: false,
+                        };
+                        RunOutcome::Continues(Box::new(again))
                     }
                     Err(error) => {
-                        Life::Ended(Err(Failure::new(Kind::Io, "this daemon cannot continue either")
+                        RunOutcome::Ended(Err(Failure::new(Kind::Io, "this daemon cannot continue either")
                             .why(error.to_string())))
                     }
                 }
@@ -332,16 +345,21 @@ impl Supervisor {
 
     /// Gives everything back, because this process cannot take over. The former process goes on
     /// with what this one leaves unchanged.
-    pub fn give_back(self, control: Control, predecessor: &Predecessor, failure: Failure) -> Life {
+    pub fn give_back(
+        self,
+        control: ControlServer,
+        predecessor: &Predecessor,
+        failure: Failure,
+    ) -> RunOutcome {
         tracing::error!(event = "take-over-failed", "{failure}");
         let _left = self.leave(control);
         predecessor.cannot(&failure);
-        Life::Ended(Err(failure))
+        RunOutcome::Ended(Err(failure))
     }
 
     /// Ends everything here, and takes nothing away from clients. The second value says whether the
     /// sets were closed.
-    fn leave(mut self, control: Control) -> (Heritage, Result<(), Failure>) {
+    fn leave(mut self, control: ControlServer) -> (ReleasedState, Result<(), Failure>) {
         let since = Instant::now();
         let (entries, said) = {
             let mut shared = self.shared();
@@ -363,22 +381,23 @@ impl Supervisor {
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let name = |entry: &VolumeEntry| Some((entry.uuid?.to_string(), entry.display_name().to_owned()));
         let names = entries.iter().filter_map(name).collect();
-        let yours = Yours { served, names, said, version, reconnect, paused_seconds: 0.0 };
-        (Heritage { claims, control, nbd: fronts.nbd, yours, since }, closed)
+        let daemon_state = DaemonState { served, names, said, version, reconnect, paused_seconds: 0.0 };
+        (ReleasedState { claims, control, nbd: fronts.nbd, daemon_state, since }, closed)
     }
 
     /// Checks whether all is served that the former process served, or this one before it was to be
     /// replaced. Other volumes are waited for only briefly, because clients of all volumes would
     /// wait for them, too.
     pub fn all_is_back(&self, table: &Table, elapsed: Duration) -> bool {
-        let waits = self.is_first || self.strict || self.yours.served.is_empty() || elapsed < OTHERS_LIMIT;
+        let waits =
+            self.is_first || self.strict || self.daemon_state.served.is_empty() || elapsed < OTHERS_LIMIT;
         !waits && self.missing(table).is_empty()
     }
 
     /// Returns the volumes that were served before, and are not now.
     pub fn missing(&self, table: &Table) -> Vec<String> {
         let now = served(&table.volumes);
-        self.yours.served.iter().filter(|name| !now.contains(name)).cloned().collect()
+        self.daemon_state.served.iter().filter(|name| !now.contains(name)).cloned().collect()
     }
 
     /// Ends the hand-over when everything is served that is going to be: tells the former process,
@@ -399,12 +418,12 @@ impl Supervisor {
         }
         let former = self.predecessor.take();
         former.iter().for_each(Predecessor::ready);
-        self.kept.ready = Some(Instant::now());
+        self.earlier_clients.ready = Some(Instant::now());
         self.look_after_kept();
         self.fronts.open();
         let connections = self.fronts.resumed();
         if let Some(Predecessor { pid, .. }) = former {
-            let Yours { version, paused_seconds, reconnect, .. } = self.yours.clone();
+            let DaemonState { version, paused_seconds, reconnect, .. } = self.daemon_state.clone();
             let paused_seconds = paused_seconds + self.started.elapsed().as_secs_f64();
             let of_version = if version.is_empty() { String::new() } else { format!(" (bcached {version})") };
             tracing::info!(
@@ -412,15 +431,15 @@ impl Supervisor {
                 "took over from process {pid}{of_version}: clients waited for {paused_seconds:.3} s; \
                  NBD connections that continue: {connections}"
             );
-            self.course.set(TakingOver {
-                progress: Progress::Done,
+            self.hand_over.set(TakeOverReport {
+                progress: TakeOverPhase::Done,
                 former_pid: Some(pid),
                 former_version: Some(version).filter(|version| !version.is_empty()),
                 former_died: died,
                 paused_seconds: Some(paused_seconds),
                 connections,
                 reconnect,
-                ..TakingOver::default()
+                ..TakeOverReport::default()
             });
         }
         bcached_port::socket::inherited::settle();

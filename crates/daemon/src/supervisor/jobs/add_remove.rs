@@ -1,28 +1,28 @@
 //! Adding volumes to a running daemon and removing them from it, which lasts over restarts.
 
 use crate::engine_thread::Engine;
-use crate::supervisor::jobs::Before;
 use crate::supervisor::jobs::JobEvent;
-use crate::supervisor::jobs::attach_detach::{Planned, Work};
-use crate::supervisor::jobs::precheck::{self, Looked};
+use crate::supervisor::jobs::RollbackState;
+use crate::supervisor::jobs::attach_detach::{JobPlan, JobWork};
+use crate::supervisor::jobs::precheck::{self, DeviceCheck};
 use crate::supervisor::table::{CacheState, VolumeEntry, VolumeState};
 use crate::supervisor::{Event, Supervisor};
-use bcached_config::{Config, Kept, Real, SetFile};
+use bcached_config::{Config, PersistedVolume, ResolvedNames, SetFile};
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
+use bcached_control::jobs::{JobKind, JobReport, JobSpec, JobState};
 use bcached_engine::VolumeId;
 
 impl Supervisor {
     /// Plans to stop serving a volume that is not in use. Its section in the file stays.
-    pub fn plan_removal(&self, entry: &VolumeEntry, planned: &mut Planned) -> Result<(), Failure> {
-        self.check_unused(entry.display_name(), Verb::Remove)?;
-        planned.work = Some(Work::GivesUp);
+    pub fn plan_removal(&self, entry: &VolumeEntry, planned: &mut JobPlan) -> Result<(), Failure> {
+        self.check_unused(entry.display_name(), JobKind::Remove)?;
+        planned.work = Some(JobWork::Release);
         if entry.backing.is_none() {
             let Some((file, before)) = self.keep_removed_flash(entry)? else {
                 planned.note("this is not kept over a restart");
                 return Ok(());
             };
-            planned.before = Before { section: Some(before), ..Before::default() };
+            planned.before = RollbackState { section: Some(before), ..RollbackState::default() };
             return self.will_keep(file, planned);
         }
         let Ok((path, name)) = self.keeps(entry) else {
@@ -31,7 +31,7 @@ impl Supervisor {
         };
         let mut file = SetFile::read(path)?;
         let kept = file.kept_of(name);
-        planned.before = Before { section: Some(kept.clone()), ..Before::default() };
+        planned.before = RollbackState { section: Some(kept.clone()), ..RollbackState::default() };
         // Device, cache and options stay, even if no other file knows the volume: its name brings
         // it back.
         (kept.served, kept.released) = (Some(false), None);
@@ -40,9 +40,10 @@ impl Supervisor {
 
     /// Answers the removal of a volume that is not served already. A volume that was released with
     /// its cache is marked so that it does not come back with the cache.
-    pub fn is_removed(&mut self, begin: &Begin) -> Result<Shown, Failure> {
+    pub fn is_removed(&mut self, begin: &JobSpec) -> Result<JobReport, Failure> {
         let name = &begin.volume;
-        let shown = Shown { already: true, ..Shown::new(Verb::Remove, name.clone(), State::Done) };
+        let shown =
+            JobReport { already: true, ..JobReport::new(JobKind::Remove, name.clone(), JobState::Done) };
         let mut with_caches = self.config.released.iter().flat_map(|cache| &cache.backings);
         let (true, Some(path)) = (with_caches.any(|(volume, _)| volume == name), &self.config.set_file)
         else {
@@ -59,7 +60,7 @@ impl Supervisor {
     }
 
     /// Plans to write the file, if the next start could read it.
-    fn will_keep(&self, file: SetFile, planned: &mut Planned) -> Result<(), Failure> {
+    fn will_keep(&self, file: SetFile, planned: &mut JobPlan) -> Result<(), Failure> {
         Config::load_with(&self.line, Some(&file.text()))?;
         if file.is_changed() {
             file.check_writable()?;
@@ -69,11 +70,11 @@ impl Supervisor {
     }
 
     /// Has the engine give the volume up; no other engine takes it over.
-    pub fn begin_removal(&self, number: u64, volume: usize, verb: Verb, engine: &Engine, id: VolumeId) {
+    pub fn begin_removal(&self, number: u64, volume: usize, verb: JobKind, engine: &Engine, id: VolumeId) {
         if self.unpublish(number, volume, verb) {
             let sender = self.sender.clone();
             let given = move |given| {
-                drop(sender.send(Event::Job(number, JobEvent::Given(volume, None, Box::new(given)))));
+                drop(sender.send(Event::Job(number, JobEvent::Released(volume, None, Box::new(given)))));
             };
             engine.give_up(id, Box::new(given));
         }
@@ -81,13 +82,13 @@ impl Supervisor {
 
     /// Handles a volume that is gone. A removed one is as if it were not configured; a client that
     /// asks for a stopped one is told that it is stopped.
-    pub fn gone(&self, volume: usize, verb: Option<Verb>) {
-        let is_stopped = verb == Some(Verb::Stop);
+    pub fn gone(&self, volume: usize, verb: Option<JobKind>) {
+        let is_stopped = verb == Some(JobKind::Stop);
         let entry = {
             let mut shared = self.shared();
             let entry = &mut shared.table.volumes[volume];
             entry.state = if is_stopped { VolumeState::Stopped } else { VolumeState::Removed };
-            entry.lack = None;
+            entry.missing_cache = None;
             entry.clone()
         };
         let name = entry.display_name();
@@ -105,15 +106,15 @@ impl Supervisor {
 
     /// Serves a volume that is newly named or was removed: a device that the configuration names
     /// from now on.
-    pub fn add(&mut self, begin: &Begin, looked: &Looked) -> Result<Shown, Failure> {
+    pub fn add(&mut self, begin: &JobSpec, device_check: &DeviceCheck) -> Result<JobReport, Failure> {
         let name = &begin.volume;
-        let mut shown = Shown::new(Verb::Add, name.clone(), State::Done);
+        let mut shown = JobReport::new(JobKind::Add, name.clone(), JobState::Done);
         self.check_not_releasing(name, None)?;
-        if matches!(looked, Looked::NotYet) && self.is_flash(begin) {
-            shown.state = State::Planned;
+        if matches!(device_check, DeviceCheck::NotYet) && self.is_flash(begin) {
+            shown.state = JobState::Planned;
             return Ok(shown);
         }
-        if let Some(resumed) = self.resume(begin, looked) {
+        if let Some(resumed) = self.resume(begin, device_check) {
             return Ok(resumed);
         }
         let Some(path) = self.config.set_file.clone() else {
@@ -148,16 +149,16 @@ impl Supervisor {
         })?;
         self.check_not_releasing(name, Some(volume.and_then(|volume| volume.cache.as_deref())))?;
         file.check_writable()?;
-        match looked {
-            Looked::NotYet => {
-                (shown.state, shown.devices) = (State::Planned, vec![backing]);
+        match device_check {
+            DeviceCheck::NotYet => {
+                (shown.state, shown.devices) = (JobState::Planned, vec![backing]);
                 return Ok(shown);
             }
-            Looked::Backing(device) if *device == backing => {}
+            DeviceCheck::Backing(device) if *device == backing => {}
             _ => return Err(precheck::meanwhile(&format!("cannot add {name}"))),
         }
         if begin.dry_run {
-            shown.state = State::Planned;
+            shown.state = JobState::Planned;
             return Ok(shown);
         }
         file.write()?;
@@ -170,32 +171,33 @@ impl Supervisor {
     /// both. Options were chosen for the device, and a device has one name.
     fn forget_removed(&self, file: &mut SetFile, name: &str, backing: &str) {
         let removed = file.removed_with_device();
-        let real = Real::of(removed.iter().map(|(_, device)| device.clone()).chain([backing.to_owned()]));
+        let real =
+            ResolvedNames::of(removed.iter().map(|(_, device)| device.clone()).chain([backing.to_owned()]));
         for (other, device) in removed {
             if (other == name) != real.is_same(&device, backing) {
-                *file.kept_of(&other) = Kept::default();
+                *file.kept_of(&other) = PersistedVolume::default();
             }
         }
     }
 
     /// Checks that the device belongs to no cache and no other volume, by any path. (A hard link is
     /// recognised when the device is looked at.)
-    fn check_not_there(&self, begin: &Begin) -> Result<(), Failure> {
+    fn check_not_there(&self, begin: &JobSpec) -> Result<(), Failure> {
         let Some(backing) = &begin.backing else { return Ok(()) };
-        let there: Vec<(String, precheck::Owner)> = {
+        let there: Vec<(String, precheck::DeviceOwner)> = {
             let shared = self.shared();
             let volumes = shared.table.volumes.iter().filter(|entry| !entry.is_removed());
             let volumes = volumes.filter(|entry| entry.display_name() != begin.volume);
             let volumes = volumes.filter_map(|entry| {
-                Some((entry.backing.clone()?, precheck::Owner::Volume(entry.display_name().to_owned())))
+                Some((entry.backing.clone()?, precheck::DeviceOwner::Volume(entry.display_name().to_owned())))
             });
             let caches = shared.table.real_caches();
             let caches = caches.map(|(_, cache)| {
-                (cache.device.clone(), precheck::Owner::Cache(cache.display_name().to_owned()))
+                (cache.device.clone(), precheck::DeviceOwner::Cache(cache.display_name().to_owned()))
             });
             volumes.chain(caches).collect()
         };
-        let real = Real::of(there.iter().map(|(device, _)| device).chain([backing]).cloned());
+        let real = ResolvedNames::of(there.iter().map(|(device, _)| device).chain([backing]).cloned());
         match there.iter().find(|(device, _)| real.is_same(device, backing)) {
             Some((device, owner)) => Err(precheck::is_there(backing, owner, device != backing)),
             None => Ok(()),
@@ -203,7 +205,7 @@ impl Supervisor {
     }
 
     /// Checks that a volume which exists already has the requested device and cache.
-    fn check_as_it_is(&self, entry: &VolumeEntry, begin: &Begin) -> Result<(), Failure> {
+    fn check_as_it_is(&self, entry: &VolumeEntry, begin: &JobSpec) -> Result<(), Failure> {
         let refused =
             |why: String| Failure::new(Kind::InUse, format!("cannot add {}", begin.volume)).why(why);
         let backing = entry.backing.as_deref();
@@ -239,7 +241,7 @@ impl Supervisor {
 
     /// Serves a stopped volume again, if the request matches it, and looks again at one that could
     /// not be served.
-    fn resume(&self, begin: &Begin, looked: &Looked) -> Option<Shown> {
+    fn resume(&self, begin: &JobSpec, device_check: &DeviceCheck) -> Option<JobReport> {
         let mut shared = self.shared();
         let index = shared.table.volumes.iter().position(|entry| entry.display_name() == begin.volume)?;
         let has_cache = shared.table.has_cache(&shared.table.volumes[index], begin.cache.as_deref());
@@ -249,12 +251,12 @@ impl Supervisor {
         if !(may_be_tried && has_device && has_cache) {
             return None;
         }
-        if begin.dry_run || matches!(looked, Looked::NotYet) {
-            return Some(Shown::new(Verb::Add, begin.volume.clone(), State::Planned));
+        if begin.dry_run || matches!(device_check, DeviceCheck::NotYet) {
+            return Some(JobReport::new(JobKind::Add, begin.volume.clone(), JobState::Planned));
         }
         let failure = Failure::new(Kind::NotFound, "its device has not been looked for yet");
         entry.state = VolumeState::Waiting(failure);
         tracing::info!(event = "volume-added", "{}: it is served as soon as possible", begin.volume);
-        Some(Shown::new(Verb::Add, begin.volume.clone(), State::Done))
+        Some(JobReport::new(JobKind::Add, begin.volume.clone(), JobState::Done))
     }
 }

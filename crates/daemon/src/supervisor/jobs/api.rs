@@ -1,23 +1,23 @@
 //! Jobs as the control thread sees them: it has them begun, and asks how far they are. No function
 //! here holds the supervisor's lock while it waits for an engine.
 
-use super::precheck::Asking;
-use super::{Ended, Job, Subject, blockers, user};
-use crate::control_server::{AskBegin, AskJob, AskJobs};
+use super::precheck::PendingRequest;
+use super::{Job, JobOutcome, JobTarget, blockers, user};
+use crate::control_server::{BeginJobHandler, JobHandler, JobsHandler};
 use crate::engine_thread::Engine;
-use crate::supervisor::devices::probe::Looks;
+use crate::supervisor::devices::probe::PendingProbes;
 use crate::supervisor::options::{resolve, resolve_or_gone};
 use crate::supervisor::{Event, Shared};
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::jobs::{Job as Shown, Jobs as AllShown, State, Verb};
+use bcached_control::jobs::{JobKind, JobList, JobReport, JobState};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Returns the control thread's function that begins a job.
-pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskBegin {
-    let looks = Looks::default();
+pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> BeginJobHandler {
+    let probes = PendingProbes::default();
     Box::new(move |begin, uid| {
-        if begin.verb == Verb::Replace {
+        if begin.verb == JobKind::Replace {
             return crate::supervisor::jobs::replace::begin(&shared, &events, &begin, uid);
         }
         let refused = |failure: &Failure| {
@@ -25,13 +25,14 @@ pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskBegin {
             tracing::info!(event = "job-refused", uid = user(uid), "{verb} {volume}: {failure}");
         };
         // No volume has the name of one to be added yet; one to be forgotten is named by its cache.
-        let is_nothings = matches!(begin.verb, Verb::Add | Verb::Forget | Verb::Release | Verb::Import);
+        let is_nothings =
+            matches!(begin.verb, JobKind::Add | JobKind::Forget | JobKind::Release | JobKind::Import);
         let volume = match (begin.verb, is_nothings) {
             (_, true) => None,
-            (Verb::Remove, _) => resolve_or_gone(&shared, &begin.volume).inspect_err(refused)?,
+            (JobKind::Remove, _) => resolve_or_gone(&shared, &begin.volume).inspect_err(refused)?,
             _ => Some(resolve(&shared, &begin.volume).inspect_err(refused)?),
         };
-        let job = Asking::new(&shared, &events, &looks, uid).begin(volume, begin)?;
+        let job = PendingRequest::new(&shared, &events, &probes, uid).begin(volume, begin)?;
         match job.id {
             Some(number) => show(&shared, number),
             None => Ok(job),
@@ -40,16 +41,16 @@ pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskBegin {
 }
 
 /// Returns the control thread's function that shows all jobs.
-pub fn all(shared: Arc<Mutex<Shared>>) -> AskJobs {
+pub fn all(shared: Arc<Mutex<Shared>>) -> JobsHandler {
     Box::new(move || {
         let numbers: Vec<u64> = lock(&shared).jobs.all.keys().copied().collect();
         let jobs = numbers.into_iter().filter_map(|number| show(&shared, number).ok()).collect();
-        Ok(AllShown { jobs })
+        Ok(JobList { jobs })
     })
 }
 
 /// Returns the running jobs.
-pub fn running(shared: &Mutex<Shared>) -> Vec<Shown> {
+pub fn running(shared: &Mutex<Shared>) -> Vec<JobReport> {
     let numbers: Vec<u64> = {
         let shared = lock(shared);
         shared.jobs.all.iter().filter(|(_, job)| job.ended.is_none()).map(|(number, _)| *number).collect()
@@ -58,7 +59,7 @@ pub fn running(shared: &Mutex<Shared>) -> Vec<Shown> {
 }
 
 /// Returns the control thread's function that shows one job.
-pub fn one(shared: Arc<Mutex<Shared>>) -> AskJob {
+pub fn one(shared: Arc<Mutex<Shared>>) -> JobHandler {
     Box::new(move |number| show(&shared, number))
 }
 
@@ -74,15 +75,15 @@ pub fn find(shared: &Mutex<Shared>, number: u64) -> Result<Job, Failure> {
 }
 
 /// Returns a job as it is at this moment. Holds no lock while it waits for an engine.
-pub fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
+pub fn show(shared: &Mutex<Shared>, number: u64) -> Result<JobReport, Failure> {
     let job = find(shared, number)?;
     let state = match job.ended.as_ref().map(|ended| &ended.outcome) {
-        None => State::Running,
-        Some(Ok(())) => State::Done,
-        Some(Err(failure)) if failure.kind == Kind::Cancelled => State::Cancelled,
-        Some(Err(_)) => State::Failed,
+        None => JobState::Running,
+        Some(Ok(())) => JobState::Done,
+        Some(Err(failure)) if failure.kind == Kind::Cancelled => JobState::Cancelled,
+        Some(Err(_)) => JobState::Failed,
     };
-    let mut shown = Shown::new(job.verb, job.name.clone(), state);
+    let mut shown = JobReport::new(job.verb, job.name.clone(), state);
     shown.id = Some(number);
     shown.notes.clone_from(&job.notes);
     shown.dirty_bytes_at_start = job.dirty_at_start;
@@ -91,29 +92,29 @@ pub fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
     shown.devices.clone_from(&job.devices);
     let taken = job.ended.as_ref().map_or_else(|| job.began.elapsed(), |ended| ended.after);
     shown.elapsed_seconds = taken.as_secs();
-    if let Some(Ended { outcome: Err(failure), .. }) = &job.ended {
+    if let Some(JobOutcome { outcome: Err(failure), .. }) = &job.ended {
         shown.failure = Some(failure.to_error());
     }
     let running = job.engine.as_ref().filter(|_| job.ended.is_none());
     if let Some(status) = running.and_then(Engine::status) {
         let milliseconds = u64::try_from(taken.as_millis()).unwrap_or(u64::MAX);
-        let dirty_sectors = match &job.subject {
-            Subject::Volume(_, served) => {
+        let dirty_sectors = match &job.target {
+            JobTarget::Volume(_, served) => {
                 let info = status.volumes.iter().find(|info| info.id == served.id);
                 info.filter(|info| info.is_dirty_known()).map(|info| info.dirty_sectors)
             }
-            Subject::Unserved(uuid) => {
+            JobTarget::Unserved(uuid) => {
                 let left = status.unserved.iter().find(|left| left.uuid == *uuid);
                 left.filter(|left| left.is_counted).map(|left| left.dirty_sectors)
             }
-            Subject::Cache(_) => Some(status.dirty_sectors).filter(|_| status.is_counted),
-            Subject::Arrivals(_) => None,
+            JobTarget::Cache(_) => Some(status.dirty_sectors).filter(|_| status.is_counted),
+            JobTarget::Arrivals(_) => None,
         };
         if let Some(dirty_sectors) = dirty_sectors {
             let dirty = (dirty_sectors * 512).saturating_sub(job.dirty_beside);
             shown = shown.with_progress(dirty, milliseconds);
         }
-        let told = blockers::of(&lock(shared).table, (job.verb, &job.subject), &status);
+        let told = blockers::of(&lock(shared).table, (job.verb, &job.target), &status);
         // What the loop has found concerns this job alone, so it comes first.
         shown.blocked_by = job.blocked.clone().or(told);
     } else if running.is_some() {

@@ -2,18 +2,17 @@
 //! whole before anything is kept or done.
 
 use crate::engine_error;
-use crate::engine_thread::{Added, Adding, Engine, Given, Long, Way};
-use crate::supervisor::jobs::JobEvent;
-use crate::supervisor::jobs::record_losses::Loss;
-use crate::supervisor::jobs::{Before, Job};
-use crate::supervisor::options::Done;
+use crate::engine_thread::{AddRequest, AddedVolume, Engine, ReleasedVolume, ServeMode, VolumeJob};
+use crate::supervisor::jobs::record_losses::AcceptedLoss;
+use crate::supervisor::jobs::{Job, JobEvent, RollbackState};
+use crate::supervisor::options::Completion;
 use crate::supervisor::report::reasons::not_served;
 use crate::supervisor::table::{VolumeEntry, VolumeState};
 use crate::supervisor::{Event, Supervisor};
 use bcached_config::options::quiet_hours;
 use bcached_config::{Config, NO_CACHE, SetFile};
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
+use bcached_control::jobs::{JobKind, JobReport, JobSpec, JobState};
 use bcached_control::sizes::exact;
 use bcached_engine::{Error, VolumeId, VolumeInfo};
 use std::time::{Duration, Instant};
@@ -22,20 +21,20 @@ use std::time::{Duration, Instant};
 pub const MOVE_LIMIT: Duration = Duration::from_secs(10);
 
 /// A volume, and the cache that it moves to.
-pub struct MoveTo {
+pub struct VolumeMove {
     pub volume: usize,
     pub cache: usize,
 }
 
 /// A volume on its way from one engine to another.
-pub struct Moving {
+pub struct MoveInFlight {
     number: u64,
     since: Instant,
 }
 
 /// A request that was judged.
-pub struct Planned {
-    verb: Verb,
+pub struct JobPlan {
+    verb: JobKind,
     name: String,
     /// The engine that has the volume. `None`: nothing is begun.
     pub engine: Option<Engine>,
@@ -48,18 +47,18 @@ pub struct Planned {
     /// The number of a running job that does the same.
     pub joins: Option<u64>,
     /// `None`: there is nothing to do.
-    pub work: Option<Work>,
+    pub work: Option<JobWork>,
     /// The cache that the volume is to have from now on.
     pub wanted: Option<String>,
     /// The file that keeps that, if it has to change.
     pub file: Option<SetFile>,
-    pub before: Before,
+    pub before: RollbackState,
     /// The intended size of the volume, in bytes.
     pub size: Option<u64>,
     /// The new limit of the served size, in bytes.
     pub limit: Option<Option<u64>>,
     /// The loss that was accepted.
-    pub loss: Option<Loss>,
+    pub loss: Option<AcceptedLoss>,
     /// The data that is lost, as far as is known, in bytes.
     pub lost: u64,
     notes: Vec<String>,
@@ -67,20 +66,20 @@ pub struct Planned {
 
 /// The work of a job.
 #[derive(Clone, Copy)]
-pub enum Work {
+pub enum JobWork {
     /// The engine that has the volume does it.
-    Here(Long),
+    InEngine(VolumeJob),
     /// The volume moves to the engine of this cache.
-    MovesTo(usize),
-    /// The volume shrinks to so many sectors, and its data behind that is lost: [`Planned::loss`].
-    Loses(u64),
+    MoveTo(usize),
+    /// The volume shrinks to so many sectors, and its data behind that is lost: [`JobPlan::loss`].
+    LossyShrink(u64),
     /// Its engine gives the volume up.
-    GivesUp,
+    Release,
 }
 
-impl Planned {
+impl JobPlan {
     /// Returns a plan with nothing to do.
-    pub fn nothing(verb: Verb, name: &str, engine: Option<Engine>) -> Self {
+    pub fn nothing(verb: JobKind, name: &str, engine: Option<Engine>) -> Self {
         Self {
             verb,
             name: name.to_owned(),
@@ -92,7 +91,7 @@ impl Planned {
             work: None,
             wanted: None,
             file: None,
-            before: Before::default(),
+            before: RollbackState::default(),
             size: None,
             limit: None,
             loss: None,
@@ -107,14 +106,14 @@ impl Planned {
     }
 
     /// Returns the job as it is shown before it begins.
-    pub fn shown(&self) -> Shown {
+    pub fn shown(&self) -> JobReport {
         let is_nothing = self.work.is_none() && self.joins.is_none();
         let state = match self.joins {
-            Some(_) => State::Running,
-            None if is_nothing => State::Done,
-            None => State::Planned,
+            Some(_) => JobState::Running,
+            None if is_nothing => JobState::Done,
+            None => JobState::Planned,
         };
-        let mut shown = Shown::new(self.verb, self.name.clone(), state);
+        let mut shown = JobReport::new(self.verb, self.name.clone(), state);
         shown.id = self.joins;
         shown.already = is_nothing;
         shown.dirty_bytes_at_start = self.dirty;
@@ -131,7 +130,7 @@ impl Planned {
 
 impl Supervisor {
     /// Judges a request for a volume. Changes nothing.
-    pub fn plan_job(&self, volume: usize, begin: &Begin) -> Result<Planned, Failure> {
+    pub fn plan_job(&self, volume: usize, begin: &JobSpec) -> Result<JobPlan, Failure> {
         let (entry, running) = {
             let shared = self.shared();
             let running = shared.jobs.running(volume);
@@ -148,7 +147,7 @@ impl Supervisor {
         }
         if let Some((number, (verb, size), dirty)) = running {
             check_joins(name, begin, (number, verb, size))?;
-            return Ok(Planned { joins: Some(number), dirty, ..Planned::nothing(verb, name, None) });
+            return Ok(JobPlan { joins: Some(number), dirty, ..JobPlan::nothing(verb, name, None) });
         }
         if let Some(planned) = self.plan_unserved(&entry, begin.verb)? {
             return Ok(planned);
@@ -157,29 +156,31 @@ impl Supervisor {
         let dirty = now.dirty_sectors * 512;
         let dirty_unknown = !now.is_dirty_known();
         let mut planned =
-            Planned { dirty, dirty_unknown, ..Planned::nothing(begin.verb, name, Some(engine)) };
-        let here = Some(Work::Here(Self::long_of(begin.verb)));
+            JobPlan { dirty, dirty_unknown, ..JobPlan::nothing(begin.verb, name, Some(engine)) };
+        let here = Some(JobWork::InEngine(Self::job_of(begin.verb)));
         match begin.verb {
-            Verb::Flush => planned.work = here.filter(|_| now.attached && now.may_be_dirty()),
-            Verb::Detach => {
+            JobKind::Flush => planned.work = here.filter(|_| now.attached && now.may_be_dirty()),
+            JobKind::Detach => {
                 planned.work = here.filter(|_| now.attached);
                 self.plan_cache(&entry, NO_CACHE, &mut planned)?;
             }
-            Verb::Remove => self.plan_removal(&entry, &mut planned)?,
-            Verb::Stop => {
-                self.check_unused(name, Verb::Stop)?;
-                planned.work = Some(Work::GivesUp);
+            JobKind::Remove => self.plan_removal(&entry, &mut planned)?,
+            JobKind::Stop => {
+                self.check_unused(name, JobKind::Stop)?;
+                planned.work = Some(JobWork::Release);
             }
-            Verb::Grow if now.flash_only => {
+            JobKind::Grow if now.flash_only => {
                 self.plan_flash_growth(name, &now, begin.size_bytes, &mut planned)?;
             }
-            Verb::Shrink if now.flash_only => self.plan_flash_shrinking(name, &now, begin, &mut planned)?,
-            Verb::Grow => self.plan_growth(&entry, &now, begin.size_bytes, &mut planned)?,
-            Verb::Shrink => self.plan_shrinking(&entry, &now, begin, &mut planned)?,
-            Verb::Add | Verb::Forget | Verb::Replace | Verb::Release | Verb::Import => {
+            JobKind::Shrink if now.flash_only => {
+                self.plan_flash_shrinking(name, &now, begin, &mut planned)?;
+            }
+            JobKind::Grow => self.plan_growth(&entry, &now, begin.size_bytes, &mut planned)?,
+            JobKind::Shrink => self.plan_shrinking(&entry, &now, begin, &mut planned)?,
+            JobKind::Add | JobKind::Forget | JobKind::Replace | JobKind::Release | JobKind::Import => {
                 unreachable!("{} is planned elsewhere", begin.verb)
             }
-            Verb::Attach => {
+            JobKind::Attach => {
                 let target = self.cache_called(begin.cache.as_deref())?;
                 planned.work = self.plan_attach(&entry, &now, target)?;
                 let name = self.cache_name(target);
@@ -190,21 +191,21 @@ impl Supervisor {
     }
 
     /// Plans what can be done to a volume that no engine has.
-    fn plan_unserved(&self, entry: &VolumeEntry, verb: Verb) -> Result<Option<Planned>, Failure> {
+    fn plan_unserved(&self, entry: &VolumeEntry, verb: JobKind) -> Result<Option<JobPlan>, Failure> {
         let is_stopped = match entry.state {
             VolumeState::Waiting(_) | VolumeState::Failed(_) => false,
             VolumeState::Stopped => true,
             // Another request was faster.
-            VolumeState::Removed if verb == Verb::Remove => {
-                return Ok(Some(Planned::nothing(verb, entry.display_name(), None)));
+            VolumeState::Removed if verb == JobKind::Remove => {
+                return Ok(Some(JobPlan::nothing(verb, entry.display_name(), None)));
             }
             _ => return Ok(None),
         };
-        let mut planned = Planned::nothing(verb, entry.display_name(), None);
+        let mut planned = JobPlan::nothing(verb, entry.display_name(), None);
         self.note_stranded(entry, &mut planned);
         match verb {
-            Verb::Remove => self.plan_removal(entry, &mut planned)?,
-            Verb::Stop => planned.work = (!is_stopped).then_some(Work::GivesUp),
+            JobKind::Remove => self.plan_removal(entry, &mut planned)?,
+            JobKind::Stop => planned.work = (!is_stopped).then_some(JobWork::Release),
             _ => return Ok(None),
         }
         Ok(Some(planned))
@@ -212,7 +213,7 @@ impl Supervisor {
 
     /// Marks the dirty data of a volume that no engine has as unknown, unless its device says that
     /// there is none.
-    fn note_stranded(&self, entry: &VolumeEntry, planned: &mut Planned) {
+    fn note_stranded(&self, entry: &VolumeEntry, planned: &mut JobPlan) {
         planned.dirty_unknown = entry.backing.is_some() && entry.stranded != Some(None);
         let Some(Some(stranded)) = &entry.stranded else { return };
         let is_open = |set| self.shared().table.caches.iter().any(|cache| cache.set() == Some(set));
@@ -221,23 +222,19 @@ impl Supervisor {
         }
     }
 
-    /// Returns the kind of engine work for a verb.
-    pub const fn long_of(verb: Verb) -> Long {
-        match verb {
-            Verb::Attach => Long::Attach,
-            Verb::Detach | Verb::Replace => Long::Detach,
-            // The other verbs are no work of an engine.
-            _ => Long::Flush,
-        }
-    }
-
     /// Returns the engine that serves the volume, and the volume's present state there.
-    pub fn engine_and_info(&self, entry: &VolumeEntry, verb: Verb) -> Result<(Engine, VolumeInfo), Failure> {
+    pub fn engine_and_info(
+        &self,
+        entry: &VolumeEntry,
+        verb: JobKind,
+    ) -> Result<(Engine, VolumeInfo), Failure> {
         let name = entry.display_name();
         let VolumeState::Served(served) = &entry.state else {
             return Err(not_served(entry));
         };
-        if served.flash_only && !matches!(verb, Verb::Remove | Verb::Stop | Verb::Grow | Verb::Shrink) {
+        if served.flash_only
+            && !matches!(verb, JobKind::Remove | JobKind::Stop | JobKind::Grow | JobKind::Shrink)
+        {
             return Err(Failure::new(Kind::Usage, format!("{name} is a flash-only volume"))
                 .why("it has no backing device that its data could go to")
                 .next(format!(
@@ -258,7 +255,7 @@ impl Supervisor {
         entry: &VolumeEntry,
         now: &VolumeInfo,
         target: usize,
-    ) -> Result<Option<Work>, Failure> {
+    ) -> Result<Option<JobWork>, Failure> {
         let name = entry.display_name();
         let is_here = entry.cache == Some(target);
         match (now.attached, is_here) {
@@ -272,16 +269,16 @@ impl Supervisor {
                 .why(format!("it is attached to {has}"))
                 .next(format!("`bcached detach {name}` first")))
             }
-            (false, true) => Ok(Some(Work::Here(Long::Attach))),
+            (false, true) => Ok(Some(JobWork::InEngine(VolumeJob::Attach))),
             (false, false) => {
                 self.check_blocks(name, now, target)?;
-                Ok(Some(Work::MovesTo(target)))
+                Ok(Some(JobWork::MoveTo(target)))
             }
         }
     }
 
     /// Checks that a volume has no clients, because they lose it when its engine gives it up.
-    pub fn check_unused(&self, name: &str, verb: Verb) -> Result<(), Failure> {
+    pub fn check_unused(&self, name: &str, verb: JobKind) -> Result<(), Failure> {
         let cannot = || Failure::new(Kind::InUse, format!("cannot {verb} {name} now"));
         let users = self.fronts.users_of(name);
         if users.is_empty() {
@@ -311,7 +308,7 @@ impl Supervisor {
     }
 
     /// Plans how it is kept that the volume has the cache called `wanted`, or none.
-    fn plan_cache(&self, entry: &VolumeEntry, wanted: &str, planned: &mut Planned) -> Result<(), Failure> {
+    fn plan_cache(&self, entry: &VolumeEntry, wanted: &str, planned: &mut JobPlan) -> Result<(), Failure> {
         planned.before.wanted.clone_from(&entry.wanted_cache);
         planned.wanted = Some(wanted.to_owned());
         let Ok((path, name)) = self.keeps(entry) else {
@@ -340,7 +337,8 @@ impl Supervisor {
         }
         if planned.before.kept.as_deref() == Some(wanted) {
             // This completes an earlier request. If it is taken back, the other files decide.
-            planned.before = Before { wanted: without, is_kept_anew: true, ..Before::default() };
+            planned.before =
+                RollbackState { wanted: without, is_kept_anew: true, ..RollbackState::default() };
         }
         if file.is_changed() {
             file.check_writable()?;
@@ -353,14 +351,19 @@ impl Supervisor {
     /// Restores the cache that the volume was to have, because the job has failed.
     pub fn take_back(&self, job: &Job) {
         let wanted = match job.verb {
-            Verb::Flush | Verb::Add | Verb::Forget | Verb::Replace | Verb::Release | Verb::Import => return,
-            Verb::Grow | Verb::Shrink => return self.take_size_back(job),
-            Verb::Remove | Verb::Stop => None,
+            JobKind::Flush
+            | JobKind::Add
+            | JobKind::Forget
+            | JobKind::Replace
+            | JobKind::Release
+            | JobKind::Import => return,
+            JobKind::Grow | JobKind::Shrink => return self.take_size_back(job),
+            JobKind::Remove | JobKind::Stop => None,
             // The volume is served without its cache, and is still to have it.
-            Verb::Attach if job.volume().is_some_and(|volume| self.stays_without(volume)) => None,
+            JobKind::Attach if job.volume().is_some_and(|volume| self.stays_without(volume)) => None,
             // A volume that could not be attached goes on as it is, whatever its section says.
-            Verb::Attach => Some(Some(NO_CACHE.to_owned())),
-            Verb::Detach => Some(job.before.wanted.clone()),
+            JobKind::Attach => Some(Some(NO_CACHE.to_owned())),
+            JobKind::Detach => Some(job.before.wanted.clone()),
         };
         let entry = {
             let mut shared = self.shared();
@@ -371,7 +374,7 @@ impl Supervisor {
             }
             entry.clone()
         };
-        let Before { kept, is_kept_anew, section, .. } = &job.before;
+        let RollbackState { kept, is_kept_anew, section, .. } = &job.before;
         let kept_in = match (&entry.backing, &self.config.set_file, &entry.name) {
             (None, Some(path), Some(name)) => Some((path.as_path(), name.as_str())),
             _ => self.keeps(&entry).ok(),
@@ -391,19 +394,19 @@ impl Supervisor {
 
     /// Has the volume's engine hand it over when all requests in flight are answered. Requests that
     /// arrive from now on wait for the other engine.
-    pub fn begin_move(&self, number: u64, to: MoveTo, engine: &Engine, id: VolumeId) {
-        let MoveTo { volume, cache: to } = to;
+    pub fn begin_move(&self, number: u64, to: VolumeMove, engine: &Engine, id: VolumeId) {
+        let VolumeMove { volume, cache: to } = to;
         let name = {
             let mut shared = self.shared();
             let Some(entry) = shared.table.volumes.get_mut(volume) else { return };
             entry.state = VolumeState::Attaching;
             let name = entry.display_name().to_owned();
-            shared.moves.insert(volume, Moving { number, since: Instant::now() });
+            shared.moves.insert(volume, MoveInFlight { number, since: Instant::now() });
             name
         };
         let (sender, engine) = (self.sender.clone(), engine.clone());
         let given = move |given| {
-            drop(sender.send(Event::Job(number, JobEvent::Given(volume, Some(to), Box::new(given)))));
+            drop(sender.send(Event::Job(number, JobEvent::Released(volume, Some(to), Box::new(given)))));
         };
         let give_up = move || engine.hand_over(id, Box::new(given));
         match self.exports.route(&name) {
@@ -442,7 +445,7 @@ impl Supervisor {
 
     /// Tells new clients that the volume is not served. Returns false if a client has it open: the
     /// job has then failed.
-    pub fn unpublish(&self, number: u64, volume: usize, verb: Verb) -> bool {
+    pub fn unpublish(&self, number: u64, volume: usize, verb: JobKind) -> bool {
         let entry = {
             let mut shared = self.shared();
             let Some(entry) = shared.table.volumes.get_mut(volume) else { return false };
@@ -461,10 +464,10 @@ impl Supervisor {
 
     /// Handles a volume that an engine has given up for the job `number`. The engine of cache `to`
     /// takes it over; with `None`, no engine does.
-    pub fn given(&self, number: u64, volume: usize, to: Option<usize>, given: Result<Given, Error>) {
+    pub fn given(&self, number: u64, volume: usize, to: Option<usize>, given: Result<ReleasedVolume, Error>) {
         self.shared().moves.entry(volume).and_modify(|moving| moving.since = Instant::now());
         let name = self.shared().table.volumes[volume].display_name().to_owned();
-        let Given { device, lost } = match given {
+        let ReleasedVolume { device, lost } = match given {
             Ok(given) => given,
             Err(error) => return self.stays(number, volume, engine_error::of_attach(&name, &error)),
         };
@@ -495,8 +498,8 @@ impl Supervisor {
         entry.cache = Some(to);
         entry.told = entry.options.volume_options(quiet_hours::local_minute);
         let mode = entry.options.configured_mode();
-        let way = if is_none { Way::Uncached } else { Way::Adopted };
-        let adding = Adding { device, mode, options: entry.told, way, owes };
+        let serve_mode = if is_none { ServeMode::Uncached } else { ServeMode::Adopted };
+        let adding = AddRequest { device, mode, options: entry.told, serve_mode, owes };
         drop(shared);
         let sender = self.sender.clone();
         let added =
@@ -505,7 +508,7 @@ impl Supervisor {
     }
 
     /// Handles the answer of the engine that takes the volume over.
-    pub fn moved(&self, number: u64, volume: usize, added: Result<Added, Error>) {
+    pub fn moved(&self, number: u64, volume: usize, added: Result<AddedVolume, Error>) {
         match added {
             Err(error) => self.not_moved(number, volume, &error),
             Ok(added) => {
@@ -556,9 +559,9 @@ impl Supervisor {
         if !wants_none {
             return;
         }
-        let begin = Begin::new(Verb::Detach, name.clone());
+        let begin = JobSpec::new(JobKind::Detach, name.clone());
         let begun =
-            self.plan_job(volume, &begin).and_then(|planned| self.carry_out(volume, Verb::Detach, planned));
+            self.plan_job(volume, &begin).and_then(|plan| self.carry_out(volume, JobKind::Detach, plan));
         match begun {
             Ok(_) => tracing::info!(event = "job-begun", "{name}: detaching it, as it is to have no cache"),
             Err(failure) => tracing::error!(event = "job-failed", "{name}: detach: {failure}"),
@@ -567,7 +570,7 @@ impl Supervisor {
 
     /// Settles a volume that was just added. No caller waits for its cache mode.
     pub fn settle_volume(&self, volume: usize) {
-        self.apply_cache_mode(volume, Done::nobody());
+        self.apply_cache_mode(volume, Completion::nobody());
         self.give_up_the_rest(volume);
         self.leave_unwanted_cache(volume);
     }
@@ -577,8 +580,8 @@ impl Supervisor {
 /// or another size, is refused.
 fn check_joins(
     name: &str,
-    begin: &Begin,
-    (number, verb, size): (u64, Verb, Option<u64>),
+    begin: &JobSpec,
+    (number, verb, size): (u64, JobKind, Option<u64>),
 ) -> Result<(), Failure> {
     let is_of_another_size = begin.size_bytes.is_some() && begin.size_bytes != size;
     if verb == begin.verb && !is_of_another_size {

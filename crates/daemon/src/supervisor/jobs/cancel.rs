@@ -1,22 +1,22 @@
 //! `bcached cancel`: cancels a job, if that is possible.
 
-use crate::control_server::AskCancel;
+use crate::control_server::CancelJobHandler;
 use crate::engine_thread::Engine;
 use crate::supervisor::caches::CacheEvent;
 use crate::supervisor::jobs::JobEvent;
 use crate::supervisor::jobs::api::{find, lock, show};
-use crate::supervisor::jobs::{Subject, user};
+use crate::supervisor::jobs::{JobTarget, user};
 use crate::supervisor::table::CacheState;
 use crate::supervisor::{Event, Shared};
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::jobs::Verb;
+use bcached_control::jobs::JobKind;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 
 /// How a job is cancelled.
-enum Way {
+enum CancelMethod {
     /// Not at all: it has ended.
-    Not,
+    Impossible,
     /// By its engine.
     Engine(Engine),
     /// By the loop: the replacement of the former cache of this index.
@@ -26,13 +26,13 @@ enum Way {
 }
 
 /// Returns the control thread's function that cancels a job.
-pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskCancel {
+pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> CancelJobHandler {
     Box::new(move |number, is_dry_run, uid| {
-        let way = judge(&shared, number, is_dry_run).inspect_err(|failure| {
+        let method = judge(&shared, number, is_dry_run).inspect_err(|failure| {
             tracing::info!(event = "job-refused", uid = user(uid), "cancel {number}: {failure}");
         })?;
         let mut shown = show(&shared, number)?;
-        if matches!(way, Way::Not) {
+        if matches!(method, CancelMethod::Impossible) {
             return Ok(shown);
         }
         if is_dry_run {
@@ -41,13 +41,13 @@ pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskCancel {
         }
         let (name, verb) = (&shown.volume, shown.verb);
         tracing::info!(event = "job-cancel", uid = user(uid), "{name}: cancelling {verb} (job {number})");
-        match way {
-            Way::Not => {}
-            Way::Engine(engine) => engine.cancel(number),
-            Way::Replacing(former) => {
+        match method {
+            CancelMethod::Impossible => {}
+            CancelMethod::Engine(engine) => engine.cancel(number),
+            CancelMethod::Replacing(former) => {
                 let _stopping = events.send(Event::Cache(former, CacheEvent::StopReplacing));
             }
-            Way::Waiting => {
+            CancelMethod::Waiting => {
                 let _stopping = events.send(Event::Job(number, JobEvent::StopWaiting));
             }
         }
@@ -55,33 +55,33 @@ pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskCancel {
     })
 }
 
-fn judge(shared: &Mutex<Shared>, number: u64, is_dry_run: bool) -> Result<Way, Failure> {
+fn judge(shared: &Mutex<Shared>, number: u64, is_dry_run: bool) -> Result<CancelMethod, Failure> {
     let job = find(shared, number)?;
     let cannot = |why: String, next: &str| {
         Failure::new(Kind::InUse, format!("job {number} cannot be cancelled")).why(why).next(next)
     };
     let wait = "wait for it: repeating the command that began it waits until it has ended";
     match (&job.ended, &job.engine) {
-        (Some(_), _) => Ok(Way::Not),
-        (None, _) if matches!(job.subject, Subject::Cache(_)) && job.verb == Verb::Replace => {
-            let Subject::Cache(former) = job.subject else { return Ok(Way::Not) };
+        (Some(_), _) => Ok(CancelMethod::Impossible),
+        (None, _) if matches!(job.target, JobTarget::Cache(_)) && job.verb == JobKind::Replace => {
+            let JobTarget::Cache(former) = job.target else { return Ok(CancelMethod::Impossible) };
             match lock(shared).table.caches[former].state {
-                CacheState::Open { .. } => Ok(Way::Replacing(former)),
+                CacheState::Open { .. } => Ok(CancelMethod::Replacing(former)),
                 _ => {
                     let why = "all volumes have moved, and the old device is being released";
                     Err(cannot(why.to_owned(), wait))
                 }
             }
         }
-        (None, _) if matches!(job.subject, Subject::Arrivals(_)) => Ok(Way::Waiting),
+        (None, _) if matches!(job.target, JobTarget::Arrivals(_)) => Ok(CancelMethod::Waiting),
         (None, Some(engine)) if job.verb.can_be_cancelled() => {
-            let loses = matches!(job.verb, Verb::Forget | Verb::Shrink);
+            let loses = matches!(job.verb, JobKind::Forget | JobKind::Shrink);
             let is_late = loses && if is_dry_run { job.turn.is_late() } else { !job.turn.gives_up() };
             if is_late {
                 let why = format!("data of {} in the cache is already being given up", job.name);
                 return Err(cannot(why, wait));
             }
-            Ok(Way::Engine(engine.clone()))
+            Ok(CancelMethod::Engine(engine.clone()))
         }
         (None, _) => Err(cannot(
             format!("{} always runs to its end", job.verb),

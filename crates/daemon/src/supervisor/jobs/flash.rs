@@ -4,13 +4,13 @@
 
 use crate::engine_error;
 use crate::engine_thread::Engine;
-use crate::supervisor::options::pending_settings::OfMode;
+use crate::supervisor::options::pending_settings::PendingModes;
 use crate::supervisor::table::{Table, VolumeEntry, VolumeState};
 use crate::supervisor::{Event, Supervisor};
 use bcached_config::options::Scope;
-use bcached_config::{Config, Kept, SetFile};
+use bcached_config::{Config, PersistedVolume, SetFile};
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
+use bcached_control::jobs::{JobKind, JobReport, JobSpec, JobState};
 use bcached_control::names;
 use bcached_control::sizes::human;
 use bcached_engine::{Error, VolumeInfo};
@@ -19,25 +19,25 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 /// A volume that an engine was asked to make or to serve.
-pub struct Added {
+pub struct AddedFlashVolume {
     cache: usize,
-    shown: Shown,
+    shown: JobReport,
     /// What the file said of it before, if it says something else now.
-    before: Option<Kept>,
+    before: Option<PersistedVolume>,
     added: Result<VolumeInfo, Error>,
-    answer: Sender<Result<Shown, Failure>>,
+    answer: Sender<Result<JobReport, Failure>>,
 }
 
 /// A request that was judged.
-struct Plan {
+struct FlashPlan {
     engine: Engine,
     cache: usize,
-    what: What,
+    what: FlashAction,
     /// The file that has to change, and what it said of the volume.
-    file: Option<(SetFile, Kept)>,
+    file: Option<(SetFile, PersistedVolume)>,
 }
 
-enum What {
+enum FlashAction {
     /// Nothing: it is there already.
     Nothing,
     /// Make one with this label and so many sectors.
@@ -60,7 +60,7 @@ impl Table {
         });
         // These last until the daemon stops: neither a stop nor a removal of the volume ends them.
         let mut options = former.map(|former| self.volumes[former].options.clone()).unwrap_or_default();
-        if let Some(said) = self.said_of_lodgers.remove(&info.uuid.to_string()) {
+        if let Some(said) = self.flash_runtime_options.remove(&info.uuid.to_string()) {
             said.add_to(&mut options, Scope::Volume, &name);
         }
         let before = former.map(|former| self.volumes[former].number);
@@ -79,7 +79,7 @@ impl Table {
             data_offset: None,
             kept_mode: Some(info.mode),
             kept_state: None,
-            said_mode: OfMode::default(),
+            pending_modes: PendingModes::default(),
             read_only: said.is_some_and(|flash| flash.read_only),
             shared: said.is_some_and(|flash| flash.shared),
             ways: said.map_or(config.ways, |flash| flash.ways),
@@ -90,7 +90,7 @@ impl Table {
             absent: None,
             missed_set: None,
             stranded: None,
-            lack: None,
+            missing_cache: None,
             again: None,
             state: match said {
                 Some(flash) if !flash.served => VolumeState::Removed,
@@ -139,7 +139,7 @@ impl Supervisor {
     }
 
     /// Checks whether the volume to be added is a flash-only one.
-    pub fn is_flash(&self, begin: &Begin) -> bool {
+    pub fn is_flash(&self, begin: &JobSpec) -> bool {
         let is_it = |entry: &VolumeEntry| {
             entry.name.as_ref() == Some(&begin.volume) && entry.backing.is_none() && entry.is_gone()
         };
@@ -148,12 +148,12 @@ impl Supervisor {
     }
 
     /// Makes a flash-only volume, or serves one again. The caller is answered when that is done.
-    pub fn add_flash(&mut self, begin: &Begin, uid: &str, answer: Sender<Result<Shown, Failure>>) {
-        let mut shown = Shown::new(Verb::Add, begin.volume.clone(), State::Done);
+    pub fn add_flash(&mut self, begin: &JobSpec, uid: &str, answer: Sender<Result<JobReport, Failure>>) {
+        let mut shown = JobReport::new(JobKind::Add, begin.volume.clone(), JobState::Done);
         let planned = self.plan_flash(begin).and_then(|plan| {
-            shown.already = matches!(plan.what, What::Nothing);
+            shown.already = matches!(plan.what, FlashAction::Nothing);
             if begin.dry_run && !shown.already {
-                shown.state = State::Planned;
+                shown.state = JobState::Planned;
             }
             if let (Some((file, _)), false) = (&plan.file, begin.dry_run) {
                 file.write()?;
@@ -161,7 +161,7 @@ impl Supervisor {
             }
             Ok(plan)
         });
-        let Plan { engine, cache, what, file } = match planned {
+        let FlashPlan { engine, cache, what, file } = match planned {
             Err(failure) => {
                 tracing::info!(event = "job-refused", uid, "add {}: {failure}", begin.volume);
                 return drop(answer.send(Err(failure)));
@@ -171,17 +171,17 @@ impl Supervisor {
         };
         let (sender, before) = (self.sender.clone(), file.map(|(_, before)| before));
         let told = Box::new(move |added| {
-            let done = Added { cache, shown, before, added, answer };
+            let done = AddedFlashVolume { cache, shown, before, added, answer };
             drop(sender.send(Event::FlashAdded(Box::new(done))));
         });
         match what {
-            What::Nothing => {}
-            What::Make(label, sectors) => engine.create_flash_only(sectors, label, told),
-            What::Serve(uuid) => engine.add_flash_only(uuid, told),
+            FlashAction::Nothing => {}
+            FlashAction::Make(label, sectors) => engine.create_flash_only(sectors, label, told),
+            FlashAction::Serve(uuid) => engine.add_flash_only(uuid, told),
         }
     }
 
-    fn plan_flash(&self, begin: &Begin) -> Result<Plan, Failure> {
+    fn plan_flash(&self, begin: &JobSpec) -> Result<FlashPlan, Failure> {
         let name = &begin.volume;
         let refused = |kind, why: String| Failure::new(kind, format!("cannot add {name}")).why(why);
         if begin.backing.is_some() {
@@ -221,13 +221,13 @@ impl Supervisor {
         }
         match (entry.is_gone(), entry.uuid) {
             (true, Some(uuid)) => {
-                Ok(Plan { engine, cache, what: What::Serve(uuid), file: self.plan_kept(name)? })
+                Ok(FlashPlan { engine, cache, what: FlashAction::Serve(uuid), file: self.plan_kept(name)? })
             }
-            _ => Ok(Plan { engine, cache, what: What::Nothing, file: None }),
+            _ => Ok(FlashPlan { engine, cache, what: FlashAction::Nothing, file: None }),
         }
     }
 
-    fn plan_new_flash(&self, begin: &Begin) -> Result<Plan, Failure> {
+    fn plan_new_flash(&self, begin: &JobSpec) -> Result<FlashPlan, Failure> {
         let name = &begin.volume;
         let refused = |kind, why: &str| Failure::new(kind, format!("cannot add {name}")).why(why);
         if name.trim() != name || name.is_empty() || name.contains('/') || name.contains(names::is_unseen) {
@@ -266,15 +266,15 @@ impl Supervisor {
         if sectors > sectors_max {
             return Err(engine_error::of_flash(name, &Error::NoRoom { sectors, sectors_max }));
         }
-        Ok(Plan { engine, cache, what: What::Make(label, sectors), file: None })
+        Ok(FlashPlan { engine, cache, what: FlashAction::Make(label, sectors), file: None })
     }
 
     /// Plans the removal of the file's statement that the volume is not served.
-    fn plan_kept(&self, name: &str) -> Result<Option<(SetFile, Kept)>, Failure> {
+    fn plan_kept(&self, name: &str) -> Result<Option<(SetFile, PersistedVolume)>, Failure> {
         let Some(path) = &self.config.set_file else { return Ok(None) };
         let mut file = SetFile::read(path)?;
         let before = file.kept_of(name).clone();
-        *file.kept_of(name) = Kept::default();
+        *file.kept_of(name) = PersistedVolume::default();
         if !file.is_changed() {
             return Ok(None);
         }
@@ -284,8 +284,8 @@ impl Supervisor {
     }
 
     /// Handles the answer of an engine that was to make a volume, or to serve one again.
-    pub fn flash_added(&mut self, done: Added) {
-        let Added { cache, shown, before, added, answer } = done;
+    pub fn flash_added(&mut self, done: AddedFlashVolume) {
+        let AddedFlashVolume { cache, shown, before, added, answer } = done;
         let name = shown.volume.clone();
         let outcome = match added {
             Ok(info) => {
@@ -306,7 +306,7 @@ impl Supervisor {
         drop(answer.send(outcome));
     }
 
-    fn say_again(&mut self, name: &str, before: &Kept) {
+    fn say_again(&mut self, name: &str, before: &PersistedVolume) {
         let Some(path) = &self.config.set_file else { return };
         let said = SetFile::read(path).and_then(|mut file| {
             file.kept_of(name).clone_from(before);
@@ -321,7 +321,10 @@ impl Supervisor {
 
     /// Plans the file's statement that the volume is not served. Returns the file and what it said
     /// before, or `None` if nothing is kept.
-    pub fn keep_removed_flash(&self, entry: &VolumeEntry) -> Result<Option<(SetFile, Kept)>, Failure> {
+    pub fn keep_removed_flash(
+        &self,
+        entry: &VolumeEntry,
+    ) -> Result<Option<(SetFile, PersistedVolume)>, Failure> {
         let (Some(path), Some(name), Some(uuid)) = (&self.config.set_file, &entry.name, entry.uuid) else {
             return Ok(None);
         };

@@ -5,16 +5,16 @@
 //! first, on a thread of its own, as [`crate::supervisor::jobs::forget`] does.
 
 use crate::engine_error;
-use crate::engine_thread::{Engine, Long};
+use crate::engine_thread::{Engine, VolumeJob};
 use crate::supervisor::jobs::JobEvent;
-use crate::supervisor::jobs::attach_detach::{Planned, Work};
-use crate::supervisor::jobs::record_losses::{self, Loss, Turn};
+use crate::supervisor::jobs::attach_detach::{JobPlan, JobWork};
+use crate::supervisor::jobs::record_losses::{self, AcceptedLoss, PointOfNoReturn};
 use crate::supervisor::{Event, Supervisor};
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::jobs::{Begin, Verb};
+use bcached_control::jobs::{JobKind, JobSpec};
 use bcached_control::sizes::{exact, human, typed};
 use bcached_engine::{Error, VolumeId, VolumeInfo};
-use bcached_offline::lost_writes::{self, Owner};
+use bcached_offline::lost_writes::{self, VolumeIdentity};
 use std::path::PathBuf;
 use std::thread;
 
@@ -26,13 +26,13 @@ impl Supervisor {
         name: &str,
         now: &VolumeInfo,
         size: Option<u64>,
-        planned: &mut Planned,
+        planned: &mut JobPlan,
     ) -> Result<(), Failure> {
         let refused =
             |kind, why: String| Failure::new(kind, format!("cannot grow {name}")).why(why).option("--size");
         let most = planned.engine.as_ref().and_then(|engine| engine.flash_sectors_max(now.id));
         let most = most.ok_or_else(|| engine_error::silent(name))?;
-        let most = most.map_err(|error| engine_error::of_job(Verb::Grow, name, &error))? * 512;
+        let most = most.map_err(|error| engine_error::of_job(JobKind::Grow, name, &error))? * 512;
         let has = now.sectors * 512;
         let largest = format!("the largest that fits is `--size {}`", typed(most));
         let size = size.ok_or_else(|| {
@@ -53,7 +53,7 @@ impl Supervisor {
         }
         planned.size = Some(size);
         (planned.dirty_beside, planned.dirty) = (planned.dirty, 0);
-        planned.work = (size > has).then_some(Work::Here(Long::Grow(size / 512)));
+        planned.work = (size > has).then_some(JobWork::InEngine(VolumeJob::Grow(size / 512)));
         self.note_kept_size(name, planned);
         Ok(())
     }
@@ -64,8 +64,8 @@ impl Supervisor {
         &self,
         name: &str,
         now: &VolumeInfo,
-        begin: &Begin,
-        planned: &mut Planned,
+        begin: &JobSpec,
+        planned: &mut JobPlan,
     ) -> Result<(), Failure> {
         let refused = |kind, why: String| Failure::new(kind, format!("cannot shrink {name}")).why(why);
         let size = begin
@@ -77,7 +77,7 @@ impl Supervisor {
                 .next(format!("`bcached grow {name} --size {}` makes it larger", typed(size)))
                 .option("--size"));
         }
-        self.check_unused(name, Verb::Shrink)?;
+        self.check_unused(name, JobKind::Shrink)?;
         let engine = planned.engine.as_ref().ok_or_else(|| engine_error::silent(name))?;
         let behind = engine.dirty_from(now.id, size / 512).zip(engine.status());
         let (behind, status) = behind.ok_or_else(|| engine_error::silent(name))?;
@@ -92,14 +92,14 @@ impl Supervisor {
             lost_writes::check(&list)?;
         }
         let (label, set_uuid) = (now.label.to_string(), status.set_uuid);
-        let owner = Owner { uuid: now.uuid, label, set_uuid, flash_only: true };
-        planned.loss = Some(Loss { accepted, list, owner });
+        let owner = VolumeIdentity { uuid: now.uuid, label, set_uuid, flash_only: true };
+        planned.loss = Some(AcceptedLoss { accepted, list, owner });
         planned.lost = lost;
         planned.size = Some(size);
         (planned.dirty_beside, planned.dirty) = (planned.dirty, 0);
         // Even if the volume has that size already, an earlier attempt, or a kernel, may have left
         // data behind its end.
-        planned.work = Some(Work::Loses(size / 512));
+        planned.work = Some(JobWork::LossyShrink(size / 512));
         Ok(())
     }
 
@@ -107,7 +107,7 @@ impl Supervisor {
     pub fn begin_losing(
         &self,
         number: u64,
-        (sectors, loss): (u64, Loss),
+        (sectors, loss): (u64, AcceptedLoss),
         engine: Engine,
         id: VolumeId,
     ) -> Result<(), Failure> {
@@ -115,7 +115,7 @@ impl Supervisor {
         let Some((name, turn)) = job else { return Ok(()) };
         let sender = self.sender.clone();
         let work = move || {
-            let losing = Losing { number, id, name, sectors, loss };
+            let losing = LossyShrink { number, id, name, sectors, loss };
             drop(sender.send(Event::Job(number, JobEvent::Shrunk(losing.carry_out(&engine, &turn)))));
         };
         let begun = thread::Builder::new().name("shrink".to_owned()).spawn(work);
@@ -136,19 +136,19 @@ impl Supervisor {
 }
 
 /// A volume that the job `number` shrinks to so many sectors.
-struct Losing {
+struct LossyShrink {
     number: u64,
     id: VolumeId,
     name: String,
     sectors: u64,
-    loss: Loss,
+    loss: AcceptedLoss,
 }
 
-impl Losing {
+impl LossyShrink {
     /// Writes down what is lost, then has it given up. Returns the number of bytes lost.
-    fn carry_out(self, engine: &Engine, turn: &Turn) -> Result<u64, Failure> {
+    fn carry_out(self, engine: &Engine, turn: &PointOfNoReturn) -> Result<u64, Failure> {
         let Self { number, id, name, sectors, loss } = self;
-        let failed = |error: Error| engine_error::of_job(Verb::Shrink, &name, &error);
+        let failed = |error: Error| engine_error::of_job(JobKind::Shrink, &name, &error);
         let shrinking = engine.begin_shrinking(number, id, sectors).map_err(failed)?;
         let lost = shrinking.dirty_sectors * 512;
         let begun = loss.write_down(

@@ -5,49 +5,49 @@
 use crate::engine_error;
 use crate::engine_thread::Engine;
 use crate::supervisor::jobs::JobEvent;
-use crate::supervisor::jobs::record_losses::{self, Loss, Turn};
-use crate::supervisor::jobs::{Job, Subject};
+use crate::supervisor::jobs::record_losses::{self, AcceptedLoss, PointOfNoReturn};
+use crate::supervisor::jobs::{Job, JobTarget};
 use crate::supervisor::table::{VolumeEntry, VolumeState};
 use crate::supervisor::{Event, Supervisor};
-use bcached_config::{Kept, NO_CACHE, SetFile};
+use bcached_config::{NO_CACHE, PersistedVolume, SetFile};
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
-use bcached_control::names::{self, Known};
+use bcached_control::jobs::{JobKind, JobReport, JobSpec, JobState};
+use bcached_control::names::{self, KnownNames};
 use bcached_control::sizes::{human, typed};
-use bcached_engine::{Error, Unserved};
+use bcached_engine::{Error, UnservedInfo};
 use bcached_format::Uuid;
-use bcached_offline::lost_writes::{self, Owner};
+use bcached_offline::lost_writes::{self, VolumeIdentity};
 use std::path::PathBuf;
 use std::thread;
 
 /// A volume in a set's table that is not served, and the engine of that set.
-struct Found {
+struct ForgetTarget {
     engine: Engine,
     cache: String,
     set_uuid: Uuid,
-    left: Unserved,
+    left: UnservedInfo,
 }
 
 /// A request that was judged.
-struct Plan {
-    found: Found,
+struct ForgetPlan {
+    found: ForgetTarget,
     name: String,
-    loss: Loss,
+    loss: AcceptedLoss,
     notes: Vec<String>,
 }
 
 impl Supervisor {
     /// Begins to forget a volume, or joins a job that does.
-    pub fn forget(&self, begin: &Begin) -> Result<Shown, Failure> {
+    pub fn forget(&self, begin: &JobSpec) -> Result<JobReport, Failure> {
         let found = self.unserved_called(begin)?;
         let uuid = found.left.uuid;
         if let Some((number, name)) = self.shared().jobs.forgetting(uuid) {
-            let mut shown = Shown::new(Verb::Forget, name, State::Running);
+            let mut shown = JobReport::new(JobKind::Forget, name, JobState::Running);
             shown.id = Some(number);
             return Ok(shown);
         }
         let plan = self.plan_forget(begin, found)?;
-        let mut shown = Shown::new(Verb::Forget, plan.name.clone(), State::Planned);
+        let mut shown = JobReport::new(JobKind::Forget, plan.name.clone(), JobState::Planned);
         let dirty = plan.found.left.dirty_sectors * 512;
         shown.dirty_bytes_at_start = dirty;
         shown.notes.clone_from(&plan.notes);
@@ -58,9 +58,9 @@ impl Supervisor {
         if begin.dry_run {
             return Ok(shown);
         }
-        shown.state = State::Running;
-        let subject = Subject::Unserved(uuid);
-        let job = Job::new(&shown, subject, Some(plan.found.engine.clone()));
+        shown.state = JobState::Running;
+        let target = JobTarget::Unserved(uuid);
+        let job = Job::new(&shown, target, Some(plan.found.engine.clone()));
         let turn = job.turn.clone();
         let number = self.shared().jobs.add(job);
         shown.id = Some(number);
@@ -77,7 +77,7 @@ impl Supervisor {
         Ok(shown)
     }
 
-    fn plan_forget(&self, begin: &Begin, found: Found) -> Result<Plan, Failure> {
+    fn plan_forget(&self, begin: &JobSpec, found: ForgetTarget) -> Result<ForgetPlan, Failure> {
         let uuid = found.left.uuid;
         let name = self.name_of_unserved(&found.left);
         check_walked(&found, &name)?;
@@ -107,12 +107,12 @@ impl Supervisor {
             lost_writes::check(&list)?;
         }
         let (label, flash_only) = (found.left.label.to_string(), found.left.flash_sectors.is_some());
-        let owner = Owner { uuid, label, set_uuid: found.set_uuid, flash_only };
-        Ok(Plan { found, name, loss: Loss { accepted, list, owner }, notes })
+        let owner = VolumeIdentity { uuid, label, set_uuid: found.set_uuid, flash_only };
+        Ok(ForgetPlan { found, name, loss: AcceptedLoss { accepted, list, owner }, notes })
     }
 
     /// Finds the volume of this name among those that open sets know and that are not served.
-    fn unserved_called(&self, begin: &Begin) -> Result<Found, Failure> {
+    fn unserved_called(&self, begin: &JobSpec) -> Result<ForgetTarget, Failure> {
         let open: Vec<_> = {
             let shared = self.shared();
             let real =
@@ -129,7 +129,7 @@ impl Supervisor {
         let mut all = Vec::new();
         for ((_, cache, engine), status) in open.into_iter().zip(Engine::status_of_all(&engines)) {
             let status = status.ok_or_else(|| engine_error::silent(&cache))?;
-            all.extend(status.unserved.into_iter().map(|left| Found {
+            all.extend(status.unserved.into_iter().map(|left| ForgetTarget {
                 engine: engine.clone(),
                 cache: cache.clone(),
                 set_uuid: status.set_uuid,
@@ -151,19 +151,19 @@ impl Supervisor {
         }
     }
 
-    fn known_as(&self, left: &Unserved) -> Known {
+    fn known_as(&self, left: &UnservedInfo) -> KnownNames {
         let entries = self.entries_of(left.uuid);
         let named = entries.into_iter().find_map(|entry| entry.name);
         let label = left.label.to_string();
-        Known {
+        KnownNames {
             name: named.unwrap_or_default(),
             label: Some(label).filter(|label| !label.is_empty()),
             uuid: Some(left.uuid.to_string()),
-            ..Known::default()
+            ..KnownNames::default()
         }
     }
 
-    fn name_of_unserved(&self, left: &Unserved) -> String {
+    fn name_of_unserved(&self, left: &UnservedInfo) -> String {
         let known = self.known_as(left);
         if known.name.is_empty() { in_words(left) } else { known.name }
     }
@@ -183,14 +183,14 @@ impl Supervisor {
     }
 
     /// Returns why no volume of this name can be forgotten.
-    fn not_unserved(&self, called: &str, all: &[Found]) -> Failure {
+    fn not_unserved(&self, called: &str, all: &[ForgetTarget]) -> Failure {
         let (known, entries) = {
             let shared = self.shared();
             (shared.table.known(), shared.table.volumes.clone())
         };
         // Paths are not looked at: this is the loop.
         let known: Vec<_> =
-            known.into_iter().map(|known| Known { path: None, opened: None, ..known }).collect();
+            known.into_iter().map(|known| KnownNames { path: None, opened: None, ..known }).collect();
         if let Ok(index) = names::resolve(called, &known) {
             let (name, entry) = (&known[index].name, &entries[index]);
             if matches!(entry.state, VolumeState::Served(_) | VolumeState::Attaching) {
@@ -235,7 +235,7 @@ impl Supervisor {
         };
         let (Some(path), Some(name)) = (&self.config.set_file, name) else { return };
         let dropped = SetFile::read(path).and_then(|mut file| {
-            *file.kept_of(&name) = Kept::default();
+            *file.kept_of(&name) = PersistedVolume::default();
             let is_changed = file.is_changed();
             file.write().map(|()| is_changed)
         });
@@ -255,7 +255,7 @@ impl Supervisor {
 
 /// Checks that the index has been read: before that, the amount of data that would be lost is
 /// unknown.
-fn check_walked(found: &Found, name: &str) -> Result<(), Failure> {
+fn check_walked(found: &ForgetTarget, name: &str) -> Result<(), Failure> {
     let walked = found.engine.status().map_or(100, |status| status.walked_percent);
     if walked == 100 {
         return Ok(());
@@ -266,10 +266,10 @@ fn check_walked(found: &Found, name: &str) -> Result<(), Failure> {
 }
 
 /// Writes down what is lost, then has the volume forgotten.
-fn carry_out(plan: Plan, turn: &Turn) -> Result<(), Failure> {
-    let Plan { found, name, loss, .. } = plan;
-    let Found { engine, cache, left, .. } = &found;
-    let failed = |error: Error| engine_error::of_job(Verb::Forget, &name, &error);
+fn carry_out(plan: ForgetPlan, turn: &PointOfNoReturn) -> Result<(), Failure> {
+    let ForgetPlan { found, name, loss, .. } = plan;
+    let ForgetTarget { engine, cache, left, .. } = &found;
+    let failed = |error: Error| engine_error::of_job(JobKind::Forget, &name, &error);
     let forgetting = engine.begin_forgetting(left.uuid).map_err(failed)?;
     let dirty = forgetting.dirty_sectors * 512;
     let begun = loss.write_down(
@@ -293,7 +293,7 @@ fn carry_out(plan: Plan, turn: &Turn) -> Result<(), Failure> {
     Ok(())
 }
 
-fn in_words(left: &Unserved) -> String {
+fn in_words(left: &UnservedInfo) -> String {
     crate::supervisor::report::unserved(left).name()
 }
 
@@ -309,7 +309,7 @@ fn served(entry: &VolumeEntry, name: &str, cache: &str) -> Failure {
     Failure::new(Kind::InUse, format!("cannot forget {name}")).why("it is served").next(next)
 }
 
-fn too_much(name: &str, found: &Found, dirty: u64, accepted: Option<u64>) -> Failure {
+fn too_much(name: &str, found: &ForgetTarget, dirty: u64, accepted: Option<u64>) -> Failure {
     let (human, typed) = (human(dirty), typed(dirty));
     let what = format!("cannot forget {name}");
     let why = format!("{human} of its dirty data in {} {}", found.cache, record_losses::more_than(accepted));

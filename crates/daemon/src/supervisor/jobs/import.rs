@@ -2,11 +2,11 @@
 //! it was released here, is served again. The command itself tells the kernel what it must know.
 
 use crate::supervisor::Supervisor;
-use crate::supervisor::jobs::precheck::{At, Looked, meanwhile, released_called, uuid_of};
+use crate::supervisor::jobs::precheck::{DeviceCheck, ProbedDevice, meanwhile, released_called, uuid_of};
 use crate::supervisor::table::{CacheEntry, CacheState};
-use bcached_config::{Config, NO_CACHE, Released, SetFile};
+use bcached_config::{Config, NO_CACHE, ReleasedCache, SetFile};
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
+use bcached_control::jobs::{JobKind, JobReport, JobSpec, JobState};
 use bcached_control::names;
 use bcached_format::{CacheSuperblock, Label, Superblock, Uuid};
 use bcached_offline::devices;
@@ -16,19 +16,19 @@ use std::sync::Arc;
 
 /// A set as its devices describe it, and what the configuration says of them. Made on the caller's
 /// thread.
-pub struct Seen {
+pub struct ImportableSet {
     /// That configuration.
     config: Arc<Config>,
-    cache: Here,
+    cache: ImportedCache,
     /// The backing devices that the configuration does not name.
-    backings: Vec<Backing>,
+    backings: Vec<NewBacking>,
     devices: Vec<String>,
 }
 
 /// What a set's cache device is to the configuration.
-enum Here {
+enum ImportedCache {
     /// A cache that was released.
-    Released(Released),
+    Released(ReleasedCache),
     /// A cache of this name, which may wait for its device.
     Configured(String),
     /// Not known, and to be kept under this name of the device.
@@ -37,36 +37,36 @@ enum Here {
     Unknown,
 }
 
-struct Backing {
+struct NewBacking {
     label: Label,
     uuid: Uuid,
     /// The name to keep it under.
     device: String,
 }
 
-impl Seen {
+impl ImportableSet {
     /// Looks at the devices, or, if none are named, for a set that was released here.
     pub fn look(config: Arc<Config>, typed: &str, devices: &[String]) -> Result<Self, Failure> {
         if devices.is_empty() {
             let is_configured = config.caches.iter().any(|cache| cache.name.as_deref() == Some(typed));
             let cache = match released_called(&config, typed) {
-                Some(released) => Here::Released(released.clone()),
-                None if is_configured => Here::Configured(typed.to_owned()),
-                None => Here::Unknown,
+                Some(released) => ImportedCache::Released(released.clone()),
+                None if is_configured => ImportedCache::Configured(typed.to_owned()),
+                None => ImportedCache::Unknown,
             };
             return Ok(Self { config, cache, backings: Vec::new(), devices: Vec::new() });
         }
         let (mut cache, mut backings) = (None, Vec::new());
         for device in devices {
             let (superblock, presence) = devices::look_where(device)?;
-            let at = At { presence, uuid: uuid_of(&superblock) };
+            let at = ProbedDevice { presence, uuid: uuid_of(&superblock) };
             // Block devices are kept by UUID, and so are found under any path.
             let is_block = Path::new(device).starts_with("/dev");
             let kept = if is_block { format!("UUID={}", at.uuid) } else { device.clone() };
             match superblock {
                 Superblock::Cache(superblock) => cache = Some(here(&config, &at, kept, superblock)),
                 Superblock::Backing(superblock) if !is_named(&config, &at) => {
-                    backings.push(Backing { label: superblock.label(), uuid: at.uuid, device: kept });
+                    backings.push(NewBacking { label: superblock.label(), uuid: at.uuid, device: kept });
                 }
                 Superblock::Backing(_) => {}
             }
@@ -81,7 +81,7 @@ impl Seen {
 }
 
 /// Returns what a cache device is to the configuration.
-fn here(config: &Config, at: &At, kept: String, superblock: CacheSuperblock) -> Here {
+fn here(config: &Config, at: &ProbedDevice, kept: String, superblock: CacheSuperblock) -> ImportedCache {
     let is_it = |device: &String| {
         at.is_called(device)
             || device.strip_prefix("UUID=").and_then(Uuid::from_text) == Some(superblock.set_uuid())
@@ -89,18 +89,18 @@ fn here(config: &Config, at: &At, kept: String, superblock: CacheSuperblock) -> 
     if let Some(released) =
         config.released.iter().find(|released| released.device.as_ref().is_some_and(is_it))
     {
-        return Here::Released(released.clone());
+        return ImportedCache::Released(released.clone());
     }
     let configured = config.caches.iter().find(|cache| is_it(&cache.device));
     match configured.and_then(|cache| cache.name.clone()) {
-        Some(name) => Here::Configured(name),
-        None => Here::New(kept, superblock),
+        Some(name) => ImportedCache::Configured(name),
+        None => ImportedCache::New(kept, superblock),
     }
 }
 
 /// Checks whether any section names a backing device, even one of a removed volume, which stays
 /// removed.
-fn is_named(config: &Config, at: &At) -> bool {
+fn is_named(config: &Config, at: &ProbedDevice) -> bool {
     let served = config.volumes.iter().map(|volume| &volume.backing);
     let removed = config.not_served.iter().filter_map(|removed| removed.backing.as_ref());
     served.chain(removed).any(|device| at.is_called(device))
@@ -108,10 +108,10 @@ fn is_named(config: &Config, at: &At) -> bool {
 
 impl Supervisor {
     /// Serves a set from now on, and over restarts.
-    pub fn import(&mut self, begin: &Begin, looked: Looked) -> Result<Shown, Failure> {
+    pub fn import(&mut self, begin: &JobSpec, device_check: DeviceCheck) -> Result<JobReport, Failure> {
         let typed = &begin.volume;
         let cannot = |kind| Failure::new(kind, format!("cannot import {typed}"));
-        let mut shown = Shown::new(Verb::Import, typed.clone(), State::Done);
+        let mut shown = JobReport::new(JobKind::Import, typed.clone(), JobState::Done);
         if self.shared().jobs.releasing().is_some() {
             return Err(self.release_goes_on(&format!("cannot import {typed} now")));
         }
@@ -124,21 +124,21 @@ impl Supervisor {
                 .why("the daemon serves devices of its command line, without a configuration")
                 .next("start `bcached serve` with those devices as well")
         })?;
-        let seen = match looked {
-            Looked::Set(seen) if Arc::ptr_eq(&seen.config, &self.config) => *seen,
+        let importable = match device_check {
+            DeviceCheck::Set(importable) if Arc::ptr_eq(&importable.config, &self.config) => *importable,
             _ => return Err(meanwhile(&format!("cannot import {typed}"))),
         };
-        if matches!(seen.cache, Here::Unknown) {
+        if matches!(importable.cache, ImportedCache::Unknown) {
             return Err(cannot(Kind::UnknownName)
                 .why("neither the kernel nor a block device here has such a set, and no set of that name was released here")
                 .next("`bcached scan` shows the sets on this machine"));
         }
         let mut file = SetFile::read(&path)?;
-        shown.volume = self.plan_import(&mut file, &seen, &mut shown);
+        shown.volume = self.plan_import(&mut file, &importable, &mut shown);
         let config = self.read_with(Some(&file))?;
         file.check_writable()?;
         if begin.dry_run {
-            shown.state = State::Planned;
+            shown.state = JobState::Planned;
             return Ok(shown);
         }
         file.write()?;
@@ -170,9 +170,9 @@ impl Supervisor {
     }
 
     /// Plans what the file is to say. Returns the cache's name.
-    fn plan_import(&self, file: &mut SetFile, seen: &Seen, shown: &mut Shown) -> String {
-        let name = match &seen.cache {
-            Here::Released(released) => {
+    fn plan_import(&self, file: &mut SetFile, importable: &ImportableSet, shown: &mut JobReport) -> String {
+        let name = match &importable.cache {
+            ImportedCache::Released(released) => {
                 file.kept_of_cache(&released.name).served = None;
                 shown.devices.extend(released.device.clone());
                 for (volume, device) in &released.backings {
@@ -182,22 +182,22 @@ impl Supervisor {
                 }
                 released.name.clone()
             }
-            Here::Configured(name) => {
-                shown.devices.extend(seen.devices.iter().cloned());
+            ImportedCache::Configured(name) => {
+                shown.devices.extend(importable.devices.iter().cloned());
                 name.clone()
             }
-            Here::New(device, superblock) => {
+            ImportedCache::New(device, superblock) => {
                 let name = self.name_of_new(superblock);
                 let kept = file.kept_of_cache(&name);
                 (kept.device, kept.imported) = (Some(device.clone()), Some(true));
                 shown.devices.push(device.clone());
                 name
             }
-            Here::Unknown => return String::new(),
+            ImportedCache::Unknown => return String::new(),
         };
         let mut taken = self.shared().table.volume_names();
         taken.extend(self.config.not_served.iter().map(|removed| removed.name.clone()));
-        for Backing { label, uuid, device } in &seen.backings {
+        for NewBacking { label, uuid, device } in &importable.backings {
             let volume = names::of_volume(*label, *uuid, |name| taken.contains(name));
             let kept = file.kept_of(&volume);
             (kept.backing, kept.cache) = (Some(device.clone()), Some(name.clone()));

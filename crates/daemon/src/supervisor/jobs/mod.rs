@@ -24,18 +24,18 @@ pub mod resize;
 pub mod visible;
 
 use crate::engine_error;
-use crate::engine_thread::{Added, Engine, Given, Long};
+use crate::engine_thread::{AddedVolume, Engine, ReleasedVolume, VolumeJob};
 use crate::supervisor::report::health;
 use crate::supervisor::table::{Table, VolumeState};
 use crate::supervisor::{Event, Supervisor};
-use attach_detach::{MoveTo, Planned, Work};
-use bcached_config::Kept;
+use attach_detach::{JobPlan, JobWork, VolumeMove};
+use bcached_config::PersistedVolume;
 use bcached_control::failure::Failure;
-use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
-use bcached_engine::{Error, Status as EngineStatus, VolumeId, VolumeInfo, WritebackTrouble};
+use bcached_control::jobs::{JobKind, JobReport, JobSpec, JobState};
+use bcached_engine::{Error, Status as EngineStatus, VolumeId, VolumeInfo, WritebackError};
 use bcached_format::Uuid;
-use precheck::Looked;
-use record_losses::Turn;
+use precheck::DeviceCheck;
+use record_losses::PointOfNoReturn;
 use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant, SystemTime};
@@ -44,7 +44,7 @@ use std::time::{Duration, Instant, SystemTime};
 const ENDED_MAX: usize = 64;
 
 /// All jobs, by number.
-pub struct Jobs {
+pub struct JobTable {
     last: u64,
     pub all: BTreeMap<u64, Job>,
 }
@@ -52,7 +52,7 @@ pub struct Jobs {
 /// No daemon began before this moment, in seconds since 1970.
 const FIRST_SECONDS: u64 = 1_760_000_000;
 
-impl Default for Jobs {
+impl Default for JobTable {
     /// Starts the numbers at the current time, beyond any number that an earlier daemon can have
     /// used. A client that waits for one of its jobs thus never meets another one.
     fn default() -> Self {
@@ -64,8 +64,8 @@ impl Default for Jobs {
 /// A job.
 #[derive(Clone)]
 pub struct Job {
-    pub verb: Verb,
-    pub subject: Subject,
+    pub verb: JobKind,
+    pub target: JobTarget,
     pub name: String,
     /// The engine that does the work, or that gives the volume up for it.
     pub engine: Option<Engine>,
@@ -86,15 +86,15 @@ pub struct Job {
     /// The intended size of the volume, in bytes.
     pub size: Option<u64>,
     /// What is restored if the job fails.
-    pub before: Before,
+    pub before: RollbackState,
     /// For a job that loses data: whether it can still be cancelled.
-    pub turn: Turn,
-    pub ended: Option<Ended>,
+    pub turn: PointOfNoReturn,
+    pub ended: Option<JobOutcome>,
 }
 
 /// What a job works on.
 #[derive(Clone)]
-pub enum Subject {
+pub enum JobTarget {
     /// The volume of this index, as it was when the job began.
     Volume(usize, Box<VolumeInfo>),
     /// A volume that is not served.
@@ -106,7 +106,7 @@ pub enum Subject {
 }
 
 #[derive(Clone)]
-pub struct Ended {
+pub struct JobOutcome {
     at: Instant,
     after: Duration,
     outcome: Result<(), Failure>,
@@ -114,7 +114,7 @@ pub struct Ended {
 
 /// What was requested for a volume's cache before.
 #[derive(Clone, Default)]
-pub struct Before {
+pub struct RollbackState {
     /// The request in effect.
     pub wanted: Option<String>,
     /// The request in the file of `set`.
@@ -122,19 +122,19 @@ pub struct Before {
     /// The file says something else now.
     pub is_kept_anew: bool,
     /// The whole section of the volume in the file, if it is to be restored.
-    pub section: Option<Kept>,
+    pub section: Option<PersistedVolume>,
     /// The limit of the served size, in effect and in the file.
     pub limit: (Option<u64>, Option<u64>),
 }
 
 /// A request for a job.
-pub struct Asked {
+pub struct JobRequest {
     pub volume: Option<usize>,
-    pub begin: Begin,
+    pub begin: JobSpec,
     pub uid: Option<u32>,
     /// What was found out about devices for it beforehand.
-    pub looked: Looked,
-    pub answer: Sender<Result<Shown, Failure>>,
+    pub device_check: DeviceCheck,
+    pub answer: Sender<Result<JobReport, Failure>>,
 }
 
 /// Returns the user whose process made a request, for the log.
@@ -144,10 +144,10 @@ pub fn user(uid: Option<u32>) -> String {
 
 impl Job {
     /// Returns a job that begins now.
-    pub fn new(shown: &Shown, subject: Subject, engine: Option<Engine>) -> Self {
+    pub fn new(shown: &JobReport, target: JobTarget, engine: Option<Engine>) -> Self {
         Self {
             verb: shown.verb,
-            subject,
+            target,
             name: shown.volume.clone(),
             engine,
             devices: shown.devices.clone(),
@@ -159,21 +159,21 @@ impl Job {
             notes: shown.notes.clone(),
             lost: (shown.lost_bytes, shown.lost_ranges.clone()),
             size: shown.size_bytes,
-            before: Before::default(),
-            turn: Turn::default(),
+            before: RollbackState::default(),
+            turn: PointOfNoReturn::default(),
             ended: None,
         }
     }
 
     /// Returns the trouble that write-back has with the data that the job must write back.
-    fn trouble<'a>(&self, status: &'a EngineStatus) -> Option<&'a WritebackTrouble> {
+    fn trouble<'a>(&self, status: &'a EngineStatus) -> Option<&'a WritebackError> {
         let mut volumes = status.volumes.iter();
-        match &self.subject {
-            Subject::Volume(_, served) => {
+        match &self.target {
+            JobTarget::Volume(_, served) => {
                 volumes.find(|info| info.id == served.id)?.writeback_trouble.as_ref()
             }
-            Subject::Unserved(_) | Subject::Arrivals(_) => None,
-            Subject::Cache(_) => volumes.find_map(|info| info.writeback_trouble.as_ref()),
+            JobTarget::Unserved(_) | JobTarget::Arrivals(_) => None,
+            JobTarget::Cache(_) => volumes.find_map(|info| info.writeback_trouble.as_ref()),
         }
     }
 
@@ -190,14 +190,14 @@ impl Job {
 
     /// Returns the index of the volume, if the job works on a served one.
     pub const fn volume(&self) -> Option<usize> {
-        match self.subject {
-            Subject::Volume(volume, _) => Some(volume),
-            Subject::Unserved(_) | Subject::Cache(_) | Subject::Arrivals(_) => None,
+        match self.target {
+            JobTarget::Volume(volume, _) => Some(volume),
+            JobTarget::Unserved(_) | JobTarget::Cache(_) | JobTarget::Arrivals(_) => None,
         }
     }
 }
 
-impl Jobs {
+impl JobTable {
     /// Returns the running job on a volume.
     pub fn running(&self, volume: usize) -> Option<(u64, &Job)> {
         let is_it = |job: &&Job| job.volume() == Some(volume) && job.ended.is_none();
@@ -207,7 +207,7 @@ impl Jobs {
     /// Returns the running job that makes a set forget a volume, and the volume's name there.
     pub fn forgetting(&self, uuid: Uuid) -> Option<(u64, String)> {
         let is_it =
-            |job: &&Job| matches!(job.subject, Subject::Unserved(of) if of == uuid) && job.ended.is_none();
+            |job: &&Job| matches!(job.target, JobTarget::Unserved(of) if of == uuid) && job.ended.is_none();
         let mut all = self.all.iter().map(|(number, job)| (*number, job));
         all.find(|(_, job)| is_it(job)).map(|(number, job)| (number, job.name.clone()))
     }
@@ -220,20 +220,20 @@ impl Jobs {
     }
 
     /// Returns the verb of a job.
-    pub fn verb(&self, number: u64) -> Option<Verb> {
+    pub fn verb(&self, number: u64) -> Option<JobKind> {
         self.all.get(&number).map(|job| job.verb)
     }
 
     /// Returns the name of what a job works on, and the job's turn.
-    pub fn name_and_turn(&self, number: u64) -> Option<(String, Turn)> {
+    pub fn name_and_turn(&self, number: u64) -> Option<(String, PointOfNoReturn)> {
         self.all.get(&number).map(|job| (job.name.clone(), job.turn.clone()))
     }
 
     /// Returns the volume as it was when the job on it began.
     pub fn served(&self, number: u64) -> Option<Box<VolumeInfo>> {
-        match &self.all.get(&number)?.subject {
-            Subject::Volume(_, served) => Some(served.clone()),
-            Subject::Unserved(_) | Subject::Cache(_) | Subject::Arrivals(_) => None,
+        match &self.all.get(&number)?.target {
+            JobTarget::Volume(_, served) => Some(served.clone()),
+            JobTarget::Unserved(_) | JobTarget::Cache(_) | JobTarget::Arrivals(_) => None,
         }
     }
 
@@ -250,7 +250,7 @@ impl Jobs {
     /// Returns the replace job by which volumes leave the former cache of this index.
     pub fn replacing(&self, former: usize) -> Option<u64> {
         let is_it = |job: &Job| {
-            matches!(job.subject, Subject::Cache(of) if of == former && job.verb == Verb::Replace)
+            matches!(job.target, JobTarget::Cache(of) if of == former && job.verb == JobKind::Replace)
                 && job.ended.is_none()
         };
         self.all.iter().find(|(_, job)| is_it(job)).map(|(number, _)| *number)
@@ -264,8 +264,8 @@ impl Jobs {
     /// Returns all jobs that wait for arriving volumes: number, cache, and how long each has
     /// waited.
     pub fn arrivals(&self) -> Vec<(u64, usize, Duration)> {
-        let of = |(number, job): (&u64, &Job)| match job.subject {
-            Subject::Arrivals(cache) if job.ended.is_none() => Some((*number, cache, job.began.elapsed())),
+        let of = |(number, job): (&u64, &Job)| match job.target {
+            JobTarget::Arrivals(cache) if job.ended.is_none() => Some((*number, cache, job.began.elapsed())),
             _ => None,
         };
         self.all.iter().filter_map(of).collect()
@@ -280,8 +280,8 @@ impl Jobs {
 
     /// Returns the job that releases a cache, and the cache's index.
     pub fn releasing(&self) -> Option<(u64, usize)> {
-        let cache = |job: &Job| match job.subject {
-            Subject::Cache(cache) if job.verb == Verb::Release && job.ended.is_none() => Some(cache),
+        let cache = |job: &Job| match job.target {
+            JobTarget::Cache(cache) if job.verb == JobKind::Release && job.ended.is_none() => Some(cache),
             _ => None,
         };
         self.all.iter().find_map(|(number, job)| Some((*number, cache(job)?)))
@@ -302,7 +302,7 @@ impl Jobs {
         let parts = self
             .all
             .iter()
-            .filter(|(_, job)| job.verb == Verb::Replace && job.ended.is_none() && is_there(job));
+            .filter(|(_, job)| job.verb == JobKind::Replace && job.ended.is_none() && is_there(job));
         parts.filter_map(|(number, job)| Some((*number, job.engine.clone()?))).collect()
     }
 
@@ -314,7 +314,7 @@ impl Jobs {
     /// Marks a job as ended, and drops the oldest ended jobs beyond [`ENDED_MAX`].
     fn end(&mut self, number: u64, outcome: Result<(), Failure>) {
         let Some(job) = self.all.get_mut(&number).filter(|job| job.ended.is_none()) else { return };
-        job.ended = Some(Ended { at: Instant::now(), after: job.began.elapsed(), outcome });
+        job.ended = Some(JobOutcome { at: Instant::now(), after: job.began.elapsed(), outcome });
         let ends = self.all.iter().filter_map(|(number, job)| Some((job.ended.as_ref()?.at, *number)));
         let mut ends: Vec<(Instant, u64)> = ends.collect();
         ends.sort_unstable();
@@ -329,13 +329,13 @@ pub enum JobEvent {
     /// An engine has finished its work.
     Ended(Result<(), Error>),
     /// An engine has given up this volume, which moves to this cache or nowhere.
-    Given(usize, Option<usize>, Box<Result<Given, Error>>),
+    Released(usize, Option<usize>, Box<Result<ReleasedVolume, Error>>),
     /// The other engine has taken up this volume, or says why not.
-    Moved(usize, Box<Result<Added, Error>>),
+    Moved(usize, Box<Result<AddedVolume, Error>>),
     /// The volume of this UUID has been forgotten, or why not.
     Forgotten(Uuid, Result<(), Failure>),
     /// Its result is visible to clients, or not yet.
-    Shown(bool),
+    Visible(bool),
     /// The volume has been shrunk, and this many bytes are lost; or why not.
     Shrunk(Result<u64, Failure>),
     /// A client no longer wants to wait for a job that ends by itself.
@@ -347,31 +347,31 @@ impl Supervisor {
     pub fn job_event(&mut self, number: u64, event: JobEvent) {
         match event {
             JobEvent::Ended(outcome) => self.job_ended(number, outcome),
-            JobEvent::Given(volume, to, given) => self.given(number, volume, to, *given),
+            JobEvent::Released(volume, to, given) => self.given(number, volume, to, *given),
             JobEvent::Moved(volume, added) => self.moved(number, volume, *added),
             JobEvent::Forgotten(uuid, outcome) => self.forgotten(number, uuid, outcome),
-            JobEvent::Shown(is_shown) => self.shown(number, is_shown),
+            JobEvent::Visible(is_shown) => self.shown(number, is_shown),
             JobEvent::Shrunk(outcome) => self.shrunk(number, outcome),
             JobEvent::StopWaiting => self.stop_waiting(number),
         }
     }
 
     /// Begins the requested job, or joins a running one, and answers the request.
-    pub fn begin_job(&mut self, asked: Asked) {
-        let Asked { volume, begin, uid, looked, answer } = asked;
+    pub fn begin_job(&mut self, asked: JobRequest) {
+        let JobRequest { volume, begin, uid, device_check, answer } = asked;
         let uid = user(uid);
         let text = format!("{} {}", begin.verb, begin.volume);
-        let is_looking = matches!(looked, Looked::NotYet);
-        if begin.verb == Verb::Add && self.is_flash(&begin) && !is_looking {
+        let is_looking = matches!(device_check, DeviceCheck::NotYet);
+        if begin.verb == JobKind::Add && self.is_flash(&begin) && !is_looking {
             tracing::info!(event = "job-asked", uid, "{text}");
             return self.add_flash(&begin, &uid, answer);
         }
         let begun = match volume {
-            None if begin.verb == Verb::Forget => self.forget(&begin),
-            None if begin.verb == Verb::Release => self.release(&begin),
-            None if begin.verb == Verb::Import => self.import(&begin, looked),
-            None if begin.verb == Verb::Remove => self.is_removed(&begin),
-            None => self.add(&begin, &looked),
+            None if begin.verb == JobKind::Forget => self.forget(&begin),
+            None if begin.verb == JobKind::Release => self.release(&begin),
+            None if begin.verb == JobKind::Import => self.import(&begin, device_check),
+            None if begin.verb == JobKind::Remove => self.is_removed(&begin),
+            None => self.add(&begin, &device_check),
             Some(volume) => self.plan_job(volume, &begin).and_then(|planned| {
                 if begin.dry_run { Ok(planned.shown()) } else { self.carry_out(volume, begin.verb, planned) }
             }),
@@ -379,10 +379,10 @@ impl Supervisor {
         match &begun {
             Err(failure) => tracing::info!(event = "job-refused", uid, "{text}: {failure}"),
             // The caller asks again after its look at the device.
-            Ok(job) if is_looking && job.state == State::Planned => {}
+            Ok(job) if is_looking && job.state == JobState::Planned => {}
             Ok(job) => match job.id {
                 Some(number) => tracing::info!(event = "job-begun", uid, "{text} (job {number})"),
-                None if job.state == State::Done && !job.already => {
+                None if job.state == JobState::Done && !job.already => {
                     tracing::info!(event = "job-done", uid, "{text}: {}", job.text().trim_end());
                 }
                 None => tracing::info!(event = "job-nothing", uid, "{text}: {}", job.text().trim_end()),
@@ -392,10 +392,10 @@ impl Supervisor {
     }
 
     /// Begins a planned job. The result carries its number, if there is anything to do.
-    pub fn carry_out(&self, volume: usize, verb: Verb, planned: Planned) -> Result<Shown, Failure> {
+    pub fn carry_out(&self, volume: usize, verb: JobKind, planned: JobPlan) -> Result<JobReport, Failure> {
         if let Some(number) = planned.joins {
             if let Some(job) = self.shared().jobs.all.get_mut(&number) {
-                job.again = verb == Verb::Flush;
+                job.again = verb == JobKind::Flush;
             }
             return Ok(planned.shown());
         }
@@ -403,10 +403,13 @@ impl Supervisor {
             file.write()?;
         }
         let shown = planned.shown();
-        if matches!(verb, Verb::Remove | Verb::Stop) && planned.engine.is_none() && planned.work.is_some() {
+        if matches!(verb, JobKind::Remove | JobKind::Stop)
+            && planned.engine.is_none()
+            && planned.work.is_some()
+        {
             // No engine has it.
             self.gone(volume, Some(verb));
-            return Ok(Shown { state: State::Done, ..shown });
+            return Ok(JobReport { state: JobState::Done, ..shown });
         }
         let mut shared = self.shared();
         let entry = &mut shared.table.volumes[volume];
@@ -421,7 +424,7 @@ impl Supervisor {
             return Ok(shown);
         };
         let (served, id) = (served.clone(), served.id);
-        let mut job = Job::new(&shown, Subject::Volume(volume, served), Some(engine.clone()));
+        let mut job = Job::new(&shown, JobTarget::Volume(volume, served), Some(engine.clone()));
         job.before = planned.before;
         job.dirty_beside = planned.dirty_beside;
         let number = shared.jobs.add(job);
@@ -430,21 +433,31 @@ impl Supervisor {
             self.is_to_have(volume, verb, size);
         }
         match work {
-            Work::Here(long) => self.begin_here(number, long, &engine, id),
-            Work::MovesTo(cache) => self.begin_move(number, MoveTo { volume, cache }, &engine, id),
-            Work::Loses(sectors) => {
+            JobWork::InEngine(work) => self.begin_here(number, work, &engine, id),
+            JobWork::MoveTo(cache) => self.begin_move(number, VolumeMove { volume, cache }, &engine, id),
+            JobWork::LossyShrink(sectors) => {
                 let Some(loss) = planned.loss else { return Ok(shown) };
                 self.begin_losing(number, (sectors, loss), engine, id)?;
             }
-            Work::GivesUp => self.begin_removal(number, volume, verb, &engine, id),
+            JobWork::Release => self.begin_removal(number, volume, verb, &engine, id),
         }
-        Ok(Shown { id: Some(number), state: State::Running, ..shown })
+        Ok(JobReport { id: Some(number), state: JobState::Running, ..shown })
     }
 
-    pub fn begin_here(&self, number: u64, long: Long, engine: &Engine, id: VolumeId) {
+    /// Returns the kind of engine work for a verb.
+    pub const fn job_of(verb: JobKind) -> VolumeJob {
+        match verb {
+            JobKind::Attach => VolumeJob::Attach,
+            JobKind::Detach | JobKind::Replace => VolumeJob::Detach,
+            // The other verbs are no work of an engine.
+            _ => VolumeJob::Flush,
+        }
+    }
+
+    pub fn begin_here(&self, number: u64, work: VolumeJob, engine: &Engine, id: VolumeId) {
         let sender = self.sender.clone();
         let ended = move |outcome| drop(sender.send(Event::Job(number, JobEvent::Ended(outcome))));
-        engine.begin(number, long, id, Box::new(ended));
+        engine.begin(number, work, id, Box::new(ended));
     }
 
     /// Handles the end of an engine's work.
@@ -455,8 +468,8 @@ impl Supervisor {
             if let Some(job) = self.shared().jobs.all.get_mut(&number) {
                 job.again = false;
             }
-            let (Subject::Volume(_, served), Some(engine)) = (&job.subject, &job.engine) else { return };
-            return self.begin_here(number, Self::long_of(job.verb), engine, served.id);
+            let (JobTarget::Volume(_, served), Some(engine)) = (&job.target, &job.engine) else { return };
+            return self.begin_here(number, Self::job_of(job.verb), engine, served.id);
         }
         let outcome = match outcome {
             // Requested twice at once, or the volume has left for another reason meanwhile: it is
@@ -464,12 +477,12 @@ impl Supervisor {
             Err(Error::NotAttached | Error::Attached) => Ok(()),
             other => other.map_err(|error| job.failure(&error)),
         };
-        if outcome.is_ok() && matches!(job.verb, Verb::Attach | Verb::Detach | Verb::Replace) {
+        if outcome.is_ok() && matches!(job.verb, JobKind::Attach | JobKind::Detach | JobKind::Replace) {
             let mut shared = self.shared();
             if let Some(VolumeState::Served(info)) =
                 job.volume().and_then(|volume| Some(&mut shared.table.volumes.get_mut(volume)?.state))
             {
-                info.attached = job.verb == Verb::Attach;
+                info.attached = job.verb == JobKind::Attach;
             }
         }
         if is_stopping {
@@ -487,7 +500,7 @@ impl Supervisor {
             // Before a client learns of the end, so that it finds the former state.
             self.take_back(&job);
         }
-        if let (Verb::Grow | Verb::Shrink, Some(volume)) = (job.verb, job.volume()) {
+        if let (JobKind::Grow | JobKind::Shrink, Some(volume)) = (job.verb, job.volume()) {
             self.resized(volume);
         }
         if outcome.is_ok() && self.begins_to_show(number, &job) {
@@ -505,12 +518,12 @@ impl Supervisor {
             }
             Err(failure) => {
                 tracing::error!(event = "job-failed", "{}: {} (job {number}): {failure}", job.name, job.verb);
-                if let (Verb::Replace, Some(volume)) = (job.verb, job.volume()) {
+                if let (JobKind::Replace, Some(volume)) = (job.verb, job.volume()) {
                     self.volume_stays(volume, &failure);
                 }
             }
         }
-        if let (Verb::Grow | Verb::Shrink, Some(volume)) = (job.verb, job.volume()) {
+        if let (JobKind::Grow | JobKind::Shrink, Some(volume)) = (job.verb, job.volume()) {
             self.leave_unwanted_cache(volume);
         }
     }

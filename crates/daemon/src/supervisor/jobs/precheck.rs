@@ -4,20 +4,20 @@
 //! hangs therefore delays no other request. The loop decides with what was seen, and refuses what
 //! is no longer true.
 
-use crate::supervisor::devices::probe::Looks;
-use crate::supervisor::jobs::Asked;
-use crate::supervisor::jobs::import::Seen;
-use crate::supervisor::options::owner::{Among, resolve_cache};
+use crate::supervisor::devices::probe::PendingProbes;
+use crate::supervisor::jobs::JobRequest;
+use crate::supervisor::jobs::import::ImportableSet;
+use crate::supervisor::options::owner::{CacheFilter, resolve_cache};
 use crate::supervisor::table::{VolumeEntry, VolumeState};
 use crate::supervisor::{Event, Shared};
-use bcached_config::{Config, NO_CACHE, Released};
+use bcached_config::{Config, NO_CACHE, ReleasedCache};
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
-use bcached_control::names::{self, Called};
+use bcached_control::jobs::{JobKind, JobReport, JobSpec, JobState};
+use bcached_control::names::{self, TypedName};
 use bcached_format::{Superblock, Uuid};
 use bcached_offline::devices;
-use bcached_offline::lost_sets::Stranded;
-use bcached_uring::Presence;
+use bcached_offline::lost_sets::DirtyVolume;
+use bcached_uring::DevicePresence;
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,7 +30,7 @@ const LIMIT: Duration = Duration::from_secs(8);
 const LOOK_LIMIT: Duration = Duration::from_secs(4);
 
 /// What was looked at for the loop.
-pub enum Looked {
+pub enum DeviceCheck {
     /// Nothing, and nothing has to be.
     Nothing,
     /// Nothing yet: the loop says what to look at, and does nothing.
@@ -38,52 +38,52 @@ pub enum Looked {
     /// This backing device, which can be used.
     Backing(String),
     /// A set that is to be imported.
-    Set(Box<Seen>),
+    Set(Box<ImportableSet>),
 }
 
 /// One request for a job, with its deadline.
-pub struct Asking<'a> {
+pub struct PendingRequest<'a> {
     shared: &'a Mutex<Shared>,
     events: &'a Sender<Event>,
-    looks: &'a Looks,
+    probes: &'a PendingProbes,
     uid: Option<u32>,
     until: Instant,
 }
 
-impl<'a> Asking<'a> {
+impl<'a> PendingRequest<'a> {
     /// Starts the deadline now.
     pub fn new(
         shared: &'a Mutex<Shared>,
         events: &'a Sender<Event>,
-        looks: &'a Looks,
+        probes: &'a PendingProbes,
         uid: Option<u32>,
     ) -> Self {
-        Self { shared, events, looks, uid, until: Instant::now() + LIMIT }
+        Self { shared, events, probes, uid, until: Instant::now() + LIMIT }
     }
 
     /// Looks at the devices and files that the request needs, and has the job begun.
-    pub fn begin(&self, volume: Option<usize>, begin: Begin) -> Result<Shown, Failure> {
+    pub fn begin(&self, volume: Option<usize>, begin: JobSpec) -> Result<JobReport, Failure> {
         let begin = self.with_names(begin)?;
         match begin.verb {
-            Verb::Add if begin.size_bytes.is_none() => self.add(&begin),
-            Verb::Import => self.import(&begin),
-            Verb::Remove | Verb::Stop => {
+            JobKind::Add if begin.size_bytes.is_none() => self.add(&begin),
+            JobKind::Import => self.import(&begin),
+            JobKind::Remove | JobKind::Stop => {
                 if let Some(volume) = volume {
                     self.look_for_dirty(volume);
                 }
-                self.ask(volume, &begin, Looked::Nothing)
+                self.ask(volume, &begin, DeviceCheck::Nothing)
             }
-            _ => self.ask(volume, &begin, Looked::Nothing),
+            _ => self.ask(volume, &begin, DeviceCheck::Nothing),
         }
     }
 
-    fn add(&self, begin: &Begin) -> Result<Shown, Failure> {
-        let planned = self.ask(None, begin, Looked::NotYet)?;
-        if planned.state == State::Done {
+    fn add(&self, begin: &JobSpec) -> Result<JobReport, Failure> {
+        let planned = self.ask(None, begin, DeviceCheck::NotYet)?;
+        if planned.state == JobState::Done {
             return Ok(planned);
         }
         let Some(backing) = planned.devices.into_iter().next() else {
-            return self.ask(None, begin, Looked::Nothing);
+            return self.ask(None, begin, DeviceCheck::Nothing);
         };
         let (device, others) = (backing.clone(), self.others(&begin.volume));
         let look = move || {
@@ -91,7 +91,7 @@ impl<'a> Asking<'a> {
             others.iter().try_for_each(|other| other.check_not(&device, &presence, superblock.uuid()))
         };
         self.look(begin, &backing, look)?;
-        self.ask(None, begin, Looked::Backing(backing))
+        self.ask(None, begin, DeviceCheck::Backing(backing))
     }
 
     /// Records what the device of a volume that no engine has says about the newest data. A device
@@ -109,8 +109,8 @@ impl<'a> Asking<'a> {
         let Some((name, device)) = found else { return };
         let looked_at = device.clone();
         let until = self.until.min(Instant::now() + LOOK_LIMIT);
-        let superblock = self.looks.look(&device, until, move || devices::look_at_backing(&looked_at)).ok();
-        let stranded = superblock.map(|superblock| Stranded::of(&name, &device, &superblock));
+        let superblock = self.probes.look(&device, until, move || devices::look_at_backing(&looked_at)).ok();
+        let stranded = superblock.map(|superblock| DirtyVolume::of(&name, &device, &superblock));
         let mut shared = self.lock();
         if let Some(entry) =
             shared.table.volumes.get_mut(volume).filter(|entry| entry.backing == Some(device))
@@ -120,13 +120,13 @@ impl<'a> Asking<'a> {
     }
 
     /// Returns the volumes of other names that have devices.
-    fn others(&self, name: &str) -> Vec<Other> {
+    fn others(&self, name: &str) -> Vec<OtherVolume> {
         let shared = self.lock();
         let has_one = |entry: &&VolumeEntry| entry.display_name() != name && !entry.is_removed();
         let other = |entry: &VolumeEntry| {
             let is_served = matches!(entry.state, VolumeState::Served(_) | VolumeState::Attaching);
             let is_waiting = matches!(entry.state, VolumeState::Waiting(_));
-            Some(Other {
+            Some(OtherVolume {
                 name: entry.display_name().to_owned(),
                 backing: entry.backing.clone()?,
                 opened: entry.opened.filter(|_| is_served),
@@ -136,29 +136,29 @@ impl<'a> Asking<'a> {
         shared.table.volumes.iter().filter(has_one).filter_map(other).collect()
     }
 
-    fn import(&self, begin: &Begin) -> Result<Shown, Failure> {
+    fn import(&self, begin: &JobSpec) -> Result<JobReport, Failure> {
         let config = self.config();
         let (typed, all) = (begin.volume.clone(), begin.devices.clone());
-        let seen = self.look(begin, &begin.volume, move || Seen::look(config, &typed, &all))?;
-        self.ask(None, begin, Looked::Set(Box::new(seen)))
+        let seen = self.look(begin, &begin.volume, move || ImportableSet::look(config, &typed, &all))?;
+        self.ask(None, begin, DeviceCheck::Set(Box::new(seen)))
     }
 
     /// Replaces the caches' names in the request, however they were typed, by their display names.
-    fn with_names(&self, mut begin: Begin) -> Result<Begin, Failure> {
+    fn with_names(&self, mut begin: JobSpec) -> Result<JobSpec, Failure> {
         let name = |typed: &str| {
-            let index = resolve_cache(self.shared, Called::by_owner(typed), Among::Lasting)?;
+            let index = resolve_cache(self.shared, TypedName::by_owner(typed), CacheFilter::Permanent)?;
             Ok(self.lock().table.caches[index].display_name().to_owned())
         };
         // An added volume may be meant to have no cache.
-        let is_some = |cache: &String| begin.verb != Verb::Add || cache != NO_CACHE;
+        let is_some = |cache: &String| begin.verb != JobKind::Add || cache != NO_CACHE;
         if let Some(typed) = begin.cache.clone().filter(is_some) {
             begin.cache = Some(name(&typed).map_err(|failure: Failure| failure.option("--cache"))?);
         }
-        if matches!(begin.verb, Verb::Release | Verb::Import) {
+        if matches!(begin.verb, JobKind::Release | JobKind::Import) {
             match name(&begin.volume) {
                 Ok(name) => begin.volume = name,
                 Err(failure) if failure.kind != Kind::UnknownName => return Err(failure),
-                Err(_) if begin.verb == Verb::Release => {
+                Err(_) if begin.verb == JobKind::Release => {
                     // It may have been released before.
                     let (config, typed) = (self.config(), begin.volume.clone());
                     let look = move || Ok(released_called(&config, &typed).map(|found| found.name.clone()));
@@ -173,11 +173,11 @@ impl<'a> Asking<'a> {
     /// Returns what a look at the device `name` finds, if it ends in time.
     fn look<T: Send + 'static>(
         &self,
-        begin: &Begin,
+        begin: &JobSpec,
         name: &str,
         look: impl FnOnce() -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
-        let found = self.looks.look(name, self.until.min(Instant::now() + LOOK_LIMIT), look);
+        let found = self.probes.look(name, self.until.min(Instant::now() + LOOK_LIMIT), look);
         if let Err(failure) = &found {
             let uid = self.uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string());
             tracing::info!(event = "job-refused", uid, "{} {}: {failure}", begin.verb, begin.volume);
@@ -186,10 +186,16 @@ impl<'a> Asking<'a> {
     }
 
     /// Sends the request to the loop and waits for the answer.
-    fn ask(&self, volume: Option<usize>, begin: &Begin, looked: Looked) -> Result<Shown, Failure> {
+    fn ask(
+        &self,
+        volume: Option<usize>,
+        begin: &JobSpec,
+        device_check: DeviceCheck,
+    ) -> Result<JobReport, Failure> {
         let (answer, answered) = mpsc::channel();
-        let asked = Asked { volume, begin: begin.clone(), uid: self.uid, looked, answer };
-        let _refused_below = self.events.send(Event::Ask(crate::supervisor::Asked::Begin(Box::new(asked))));
+        let asked = JobRequest { volume, begin: begin.clone(), uid: self.uid, device_check, answer };
+        let _refused_below =
+            self.events.send(Event::Request(crate::supervisor::ClientRequest::Begin(Box::new(asked))));
         match answered.recv_timeout(self.until.saturating_duration_since(Instant::now())) {
             Ok(outcome) => outcome,
             Err(RecvTimeoutError::Timeout) => {
@@ -213,19 +219,19 @@ impl<'a> Asking<'a> {
 }
 
 /// A volume whose device must not be added a second time.
-struct Other {
+struct OtherVolume {
     name: String,
     backing: String,
     /// The identity of that device, while it is served.
-    opened: Option<Presence>,
+    opened: Option<DevicePresence>,
     /// The UUID that was read from the device, while the volume is served or waits.
     uuid: Option<Uuid>,
 }
 
-impl Other {
+impl OtherVolume {
     /// Checks that `device` is not this volume's device under another name, and that the two do not
     /// carry the same UUID, which no cache could tell apart.
-    fn check_not(&self, device: &str, presence: &Presence, uuid: Uuid) -> Result<(), Failure> {
+    fn check_not(&self, device: &str, presence: &DevicePresence, uuid: Uuid) -> Result<(), Failure> {
         let cannot = |why: String| Failure::new(Kind::SameDevice, format!("cannot add {device}")).why(why);
         let name = &self.name;
         let is_it = match self.opened {
@@ -233,7 +239,7 @@ impl Other {
             None => presence.is_at(Path::new(&self.backing)),
         };
         if is_it {
-            return Err(is_there(device, &Owner::Volume(name.clone()), true));
+            return Err(is_there(device, &DeviceOwner::Volume(name.clone()), true));
         }
         let named = self.backing.strip_prefix("UUID=").and_then(Uuid::from_text);
         if self.uuid.or(named) == Some(uuid) {
@@ -246,22 +252,22 @@ impl Other {
 }
 
 /// The present owner of a device.
-pub enum Owner {
+pub enum DeviceOwner {
     Volume(String),
     Cache(String),
 }
 
 /// Returns the failure for a device that cannot be added because it has an owner.
-pub fn is_there(device: &str, owner: &Owner, by_another_name: bool) -> Failure {
+pub fn is_there(device: &str, owner: &DeviceOwner, by_another_name: bool) -> Failure {
     let (kind, whose, next) = match owner {
-        Owner::Volume(name) => (
+        DeviceOwner::Volume(name) => (
             Kind::SameDevice,
             name.clone(),
             format!(
                 "one device is one volume; to serve it under another name, `bcached remove {name}` first"
             ),
         ),
-        Owner::Cache(name) => {
+        DeviceOwner::Cache(name) => {
             (Kind::NotBcache, format!("the cache {name}"), "name a backing device".to_owned())
         }
     };
@@ -277,12 +283,12 @@ pub fn meanwhile(what: &str) -> Failure {
 }
 
 /// A device that was looked at.
-pub struct At {
-    pub presence: Presence,
+pub struct ProbedDevice {
+    pub presence: DevicePresence,
     pub uuid: Uuid,
 }
 
-impl At {
+impl ProbedDevice {
     /// Checks whether `name` in the configuration means this device. Does not open what the name
     /// leads to.
     pub fn is_called(&self, name: &str) -> bool {
@@ -295,8 +301,8 @@ impl At {
 
 /// Finds a set that was released here by its name, its set's UUID (or the beginning of that), or
 /// one of its devices. Looks at the devices.
-pub fn released_called<'a>(config: &'a Config, typed: &str) -> Option<&'a Released> {
-    let its = |released: &'a Released| {
+pub fn released_called<'a>(config: &'a Config, typed: &str) -> Option<&'a ReleasedCache> {
+    let its = |released: &'a ReleasedCache| {
         released.device.iter().chain(released.backings.iter().map(|(_, device)| device))
     };
     let mut all = config.released.iter();
@@ -307,10 +313,10 @@ pub fn released_called<'a>(config: &'a Config, typed: &str) -> Option<&'a Releas
     }
     if typed.starts_with('/') {
         let (superblock, presence) = devices::look_where(typed).ok()?;
-        let at = At { presence, uuid: uuid_of(&superblock) };
+        let at = ProbedDevice { presence, uuid: uuid_of(&superblock) };
         return config.released.iter().find(|released| its(released).any(|device| at.is_called(device)));
     }
-    let is_set = |released: &&Released| {
+    let is_set = |released: &&ReleasedCache| {
         let found = released.device.as_deref().map(devices::look);
         matches!(found, Some(Ok(superblock)) if names::is_uuid(typed, &set_of(&superblock).to_string()))
     };
@@ -349,8 +355,12 @@ mod tests {
         std::fs::write(&path, [0; 4096]).expect("a file");
         let presence = Device::open(&path, Access::Look).expect("it is there").presence();
         let uuid = Uuid([7; 16]);
-        let other =
-            Other { name: "tank".to_owned(), backing: format!("UUID={uuid}"), opened: None, uuid: None };
+        let other = OtherVolume {
+            name: "tank".to_owned(),
+            backing: format!("UUID={uuid}"),
+            opened: None,
+            uuid: None,
+        };
         let refused = other.check_not("/dev/x", &presence, uuid).expect_err("it is tank's");
         assert_eq!(refused.kind, Kind::SameDevice);
         assert!(refused.to_string().contains("tank has the same UUID"), "{refused}");

@@ -3,33 +3,33 @@
 
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::sizes::human;
-use bcached_engine::Lost;
-use bcached_offline::lost_writes::{self, Owner};
+use bcached_engine::LostRange;
+use bcached_offline::lost_writes::{self, VolumeIdentity};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// The loss that was accepted.
 #[derive(Clone)]
-pub struct Loss {
+pub struct AcceptedLoss {
     /// How much, in bytes.
     pub accepted: u64,
     /// The file that is to list it.
     pub list: PathBuf,
     /// The volume that loses it.
-    pub owner: Owner,
+    pub owner: VolumeIdentity,
 }
 
 /// Decides the race between the cancellation of a job and the loss of its data. The first takes the
 /// turn, and the other one finds that out.
 #[derive(Clone, Default)]
-pub struct Turn(Arc<AtomicU8>);
+pub struct PointOfNoReturn(Arc<AtomicU8>);
 
 const OPEN: u8 = 0;
 const GIVEN_UP: u8 = 1;
 const BEGUN: u8 = 2;
 
-impl Turn {
+impl PointOfNoReturn {
     fn take(&self, what: u8) -> bool {
         let found = self.0.compare_exchange(OPEN, what, Ordering::SeqCst, Ordering::SeqCst);
         found.map_or_else(|found| found == what, |_| true)
@@ -50,7 +50,7 @@ impl Turn {
     }
 }
 
-impl Loss {
+impl AcceptedLoss {
     /// Writes the list of what is lost, `lost` bytes, unless that is nothing. `more` returns a part
     /// of it and where the rest begins. After success the loss begins, and the job cannot be
     /// cancelled any more.
@@ -61,10 +61,10 @@ impl Loss {
     pub fn write_down(
         &self,
         lost: u64,
-        turn: &Turn,
+        turn: &PointOfNoReturn,
         too_much: impl FnOnce() -> Failure,
         cancelled: impl Fn() -> Failure,
-        mut more: impl FnMut(u64) -> Result<(Vec<Lost>, Option<u64>), Failure>,
+        mut more: impl FnMut(u64) -> Result<(Vec<LostRange>, Option<u64>), Failure>,
     ) -> Result<(), Failure> {
         if lost > self.accepted {
             return Err(too_much());
@@ -117,13 +117,13 @@ mod tests {
 
     /// Returns the outcome of writing down `LOST` bytes when `accepted` may be lost, and whether
     /// the list exists.
-    fn written_down(accepted: u64, turn: &Turn) -> (Result<(), String>, bool) {
+    fn written_down(accepted: u64, turn: &PointOfNoReturn) -> (Result<(), String>, bool) {
         let folder = tempfile::tempdir().expect("a folder");
         let list = folder.path().join("lost.json");
         let (uuid, set_uuid) = (Uuid([1; 16]), Uuid([2; 16]));
-        let owner = Owner { uuid, label: String::new(), set_uuid, flash_only: true };
-        let loss = Loss { accepted, list: list.clone(), owner };
-        let all = |_| Ok((vec![Lost { start: 8, end: 16 }], None));
+        let owner = VolumeIdentity { uuid, label: String::new(), set_uuid, flash_only: true };
+        let loss = AcceptedLoss { accepted, list: list.clone(), owner };
+        let all = |_| Ok((vec![LostRange { start: 8, end: 16 }], None));
         let done = loss.write_down(LOST, turn, || refused("too much"), || refused("cancelled"), all);
         let is_alone =
             std::fs::read_dir(folder.path()).expect("a folder").count() == usize::from(list.exists());
@@ -133,11 +133,11 @@ mod tests {
 
     #[test]
     fn what_is_lost_is_written_down_and_no_more_than_was_accepted() {
-        let turn = Turn::default();
+        let turn = PointOfNoReturn::default();
         assert_eq!(written_down(LOST - 1, &turn), (Err("too much".to_owned()), false));
         assert_eq!(written_down(LOST, &turn), (Ok(()), true));
         assert!(!turn.gives_up(), "too late");
-        let turn = Turn::default();
+        let turn = PointOfNoReturn::default();
         assert!(turn.gives_up());
         assert_eq!(written_down(LOST, &turn), (Err("cancelled".to_owned()), false));
     }

@@ -6,25 +6,25 @@
 
 use crate::engine_error;
 use crate::supervisor::Supervisor;
-use crate::supervisor::jobs::{Job, Subject};
+use crate::supervisor::jobs::{Job, JobTarget};
 use crate::supervisor::table::{VolumeEntry, VolumeState};
 use bcached_config::{Config, SetFile};
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
+use bcached_control::jobs::{JobKind, JobReport, JobSpec, JobState};
 use bcached_engine::Error;
 
 impl Supervisor {
     /// Begins to release a cache and all that is on it, or joins a job that does.
-    pub fn release(&mut self, begin: &Begin) -> Result<Shown, Failure> {
+    pub fn release(&mut self, begin: &JobSpec) -> Result<JobReport, Failure> {
         if let Some(already) = self.released_before(&begin.volume) {
             return Ok(already);
         }
         let running = self.releasing(&begin.volume)?;
         if let Some((number, cache)) = running {
-            let mut shown = Shown::new(
-                Verb::Release,
+            let mut shown = JobReport::new(
+                JobKind::Release,
                 self.shared().table.caches[cache].display_name().to_owned(),
-                State::Running,
+                JobState::Running,
             );
             shown.id = Some(number);
             return Ok(shown);
@@ -57,7 +57,7 @@ impl Supervisor {
         }
         self.check_idle(&name, &volumes)?;
         self.kept_released(&name, &volumes)?.map_or(Ok(()), |file| file.check_writable())?;
-        let mut shown = Shown::new(Verb::Release, name.clone(), State::Planned);
+        let mut shown = JobReport::new(JobKind::Release, name.clone(), JobState::Planned);
         shown.dirty_bytes_at_start = status.dirty_sectors * 512;
         let backings = volumes.iter().filter_map(|(_, entry)| entry.backing.clone());
         shown.devices = std::iter::once(device).chain(backings).collect();
@@ -73,8 +73,8 @@ impl Supervisor {
         // by then.
         self.kept_released(&name, &volumes)?.map_or(Ok(()), |file| file.rehearse())?;
         self.unserve(&name, index, &volumes)?;
-        shown.state = State::Running;
-        let number = self.shared().jobs.add(Job::new(&shown, Subject::Cache(index), Some(engine.clone())));
+        shown.state = JobState::Running;
+        let number = self.shared().jobs.add(Job::new(&shown, JobTarget::Cache(index), Some(engine.clone())));
         shown.id = Some(number);
         self.stop_cache(index, &engine);
         Ok(shown)
@@ -93,7 +93,7 @@ impl Supervisor {
     }
 
     /// Returns the release of a cache that was released before, by this daemon or an earlier one.
-    fn released_before(&self, typed: &str) -> Option<Shown> {
+    fn released_before(&self, typed: &str) -> Option<JobReport> {
         let is_there = self
             .shared()
             .table
@@ -105,7 +105,7 @@ impl Supervisor {
             .iter()
             .find(|said| said.name == typed || said.device.as_deref() == Some(typed));
         let said = said.filter(|_| !is_there)?;
-        let mut shown = Shown::new(Verb::Release, said.name.clone(), State::Done);
+        let mut shown = JobReport::new(JobKind::Release, said.name.clone(), JobState::Done);
         shown.already = true;
         let backings = said.backings.iter().map(|(_, device)| device);
         shown.devices = said.device.iter().chain(backings).cloned().collect();

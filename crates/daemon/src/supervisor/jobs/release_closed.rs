@@ -5,7 +5,7 @@
 use crate::supervisor::Supervisor;
 use crate::supervisor::table::{CacheState, VolumeEntry, VolumeState};
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
+use bcached_control::jobs::{JobKind, JobReport, JobSpec, JobState};
 use bcached_offline::notes;
 
 impl Supervisor {
@@ -26,7 +26,7 @@ impl Supervisor {
     }
 
     /// Stops serving the cache and its volumes from now on, and over restarts.
-    pub fn release_closed(&mut self, index: usize, begin: &Begin) -> Result<Shown, Failure> {
+    pub fn release_closed(&mut self, index: usize, begin: &JobSpec) -> Result<JobReport, Failure> {
         let (name, device, last_set) = {
             let shared = self.shared();
             let entry = &shared.table.caches[index];
@@ -56,7 +56,7 @@ impl Supervisor {
         }
         self.check_idle(&name, &volumes)?;
         self.kept_released(&name, &volumes)?.map_or(Ok(()), |file| file.check_writable())?;
-        let mut shown = Shown::new(Verb::Release, name.clone(), State::Planned);
+        let mut shown = JobReport::new(JobKind::Release, name.clone(), JobState::Planned);
         shown.dirty_unknown = true;
         let backings = volumes.iter().filter_map(|(_, entry)| entry.backing.clone());
         shown.devices = std::iter::once(device).chain(backings).collect();
@@ -83,7 +83,7 @@ impl Supervisor {
         }
         self.cache_is_well(index);
         tracing::info!(event = "cache-released", "cache {name}: it is no longer served; it was not open");
-        shown.state = State::Done;
+        shown.state = JobState::Done;
         Ok(shown)
     }
 
@@ -92,7 +92,7 @@ impl Supervisor {
         let shared = self.shared();
         let is_its = |entry: &&VolumeEntry| {
             let is_served = matches!(entry.state, VolumeState::Attaching | VolumeState::Served(_));
-            is_served && shared.table.is_meant(entry, index) && entry.lack.is_some()
+            is_served && shared.table.is_meant(entry, index) && entry.missing_cache.is_some()
         };
         let found = shared.table.volumes.iter().find(is_its);
         found.map(|entry| entry.display_name().to_owned())

@@ -10,21 +10,21 @@
 
 use crate::engine_thread::Engine;
 use crate::supervisor::jobs::api::lock;
-use crate::supervisor::options::owner::{Among, resolve_cache};
+use crate::supervisor::options::owner::{CacheFilter, resolve_cache};
 use crate::supervisor::table::{CacheState, VolumeEntry, VolumeState};
-use crate::supervisor::volumes::rejoin::Arrival;
+use crate::supervisor::volumes::rejoin::RejoinState;
 use crate::supervisor::{Event, Shared};
 use bcached_config::NO_CACHE;
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
-use bcached_control::names::Called;
-use bcached_control::status::Dirty;
+use bcached_control::jobs::{JobKind, JobReport, JobSpec, JobState};
+use bcached_control::names::TypedName;
+use bcached_control::status::DirtyData;
 use bcached_engine::Status;
 use bcached_format::{BackingState, CacheSuperblock, Uuid};
 use bcached_offline::devices::{self, CacheDevice};
-use bcached_offline::lost_sets::{Known, LostSets, Stranded};
-use bcached_offline::make_checks::{self, Fresh, Geometry};
-use bcached_uring::{Access, Device, Presence};
+use bcached_offline::lost_sets::{ConfiguredNames, DirtyVolume, LostSets};
+use bcached_offline::make_checks::{self, RequiredGeometry, UnusedCache};
+use bcached_uring::{Access, Device, DevicePresence};
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -39,67 +39,67 @@ const BLOCK: u16 = 8;
 const BUCKET: u16 = 1024;
 
 /// What the loop is asked to do.
-pub struct Asked {
+pub struct ReplaceRequest {
     pub name: String,
     pub device: String,
-    pub what: What,
+    pub what: ReplaceAction,
     pub uid: Option<u32>,
     /// The cache that is replaced was judged to be dead.
     pub is_dead: bool,
-    pub answer: Sender<Result<Shown, Failure>>,
+    pub answer: Sender<Result<JobReport, Failure>>,
 }
 
-pub enum What {
+pub enum ReplaceAction {
     /// Check whether the replacement can be kept.
-    Look,
+    Check,
     /// Begin with this device, whose claim passes to the loop.
     Begin(Box<CacheDevice>),
     /// Resume a replacement that was begun and cancelled.
-    GoOn,
+    Resume,
     /// The replacement is done: wait for the volumes that are still on their way.
     Wait,
 }
 
 /// The cache as it is.
-struct Found {
+struct CurrentCache {
     name: String,
     device: String,
     /// The identity of that device, if it was opened.
-    opened: Option<Presence>,
+    opened: Option<DevicePresence>,
     engine: Option<Engine>,
     /// Why the cache is not open.
     trouble: Option<Failure>,
     /// What the cache was before: index, device and engine.
     former: Option<(usize, String, Option<Engine>)>,
     /// How far its volumes are, if it replaces a dead one.
-    arrival: Arrival,
+    arrival: RejoinState,
     /// The sets that are open here.
     sets: Vec<Uuid>,
     /// The volumes that are not served, or only without their cache, and what their sections say of
     /// the cache.
-    volumes: Vec<(VolumeEntry, Meant)>,
+    volumes: Vec<(VolumeEntry, CacheAssignment)>,
     /// Where to look for missing sets.
-    known: Known,
+    known: ConfiguredNames,
 }
 
 /// What a volume's section says of the cache.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Meant {
+enum CacheAssignment {
     /// The volume is to have this cache.
     Here,
     /// It is to have another, or none.
     Elsewhere,
     /// Nothing, and there are several.
-    Unsaid,
+    Unspecified,
 }
 
 /// Judges and begins a replacement. Refusals here are logged here; the loop logs what it refuses.
 pub fn begin(
     shared: &Arc<Mutex<Shared>>,
     events: &Sender<Event>,
-    begin: &Begin,
+    begin: &JobSpec,
     uid: Option<u32>,
-) -> Result<Shown, Failure> {
+) -> Result<JobReport, Failure> {
     let is_told = Cell::new(false);
     judge_and_begin(shared, events, (begin, uid), &is_told).inspect_err(|failure| {
         if !is_told.get() {
@@ -112,23 +112,23 @@ pub fn begin(
 fn judge_and_begin(
     shared: &Arc<Mutex<Shared>>,
     events: &Sender<Event>,
-    (begin, uid): (&Begin, Option<u32>),
+    (begin, uid): (&JobSpec, Option<u32>),
     is_told: &Cell<bool>,
-) -> Result<Shown, Failure> {
+) -> Result<JobReport, Failure> {
     let found = find(shared, &begin.volume)?;
     let cannot = |kind| Failure::new(kind, format!("cannot replace {}", found.name));
     let device = begin.with.clone().ok_or_else(|| {
         cannot(Kind::Usage).why("the new device is not named").next("name it with --with").option("--with")
     })?;
-    let mut shown = Shown::new(Verb::Replace, found.name.clone(), State::Planned);
+    let mut shown = JobReport::new(JobKind::Replace, found.name.clone(), JobState::Planned);
     let is_there = found.is_at(&device);
     let ask = |what, uid| ask(events, &found, &device, what, uid);
     let what = match &found.former {
         None if is_there => match &found.arrival {
-            Arrival::Done => return Ok(Shown { already: true, state: State::Done, ..shown }),
-            Arrival::Fails(failure) if begin.dry_run => return Err(failure.clone()),
-            Arrival::Waits(_) if begin.dry_run => return Ok(shown),
-            Arrival::Waits(_) | Arrival::Fails(_) => What::Wait,
+            RejoinState::Done => return Ok(JobReport { already: true, state: JobState::Done, ..shown }),
+            RejoinState::Failed(failure) if begin.dry_run => return Err(failure.clone()),
+            RejoinState::Waiting(_) if begin.dry_run => return Ok(shown),
+            RejoinState::Waiting(_) | RejoinState::Failed(_) => ReplaceAction::Wait,
         },
         Some((former, ..)) if is_there => {
             let running = lock(shared).jobs.replacing(*former);
@@ -141,7 +141,7 @@ fn judge_and_begin(
                 return Ok(shown);
             }
             judged.forsake()?;
-            What::GoOn
+            ReplaceAction::Resume
         }
         Some((_, _, _)) => {
             return Err(cannot(Kind::InUse)
@@ -149,7 +149,7 @@ fn judge_and_begin(
                 .next(format!("`bcached replace {} --with {}` continues that", found.name, found.device)));
         }
         None => {
-            let look = || ask(What::Look, uid).map(drop);
+            let look = || ask(ReplaceAction::Check, uid).map(drop);
             match plan_new(&found, (begin, &device), look, &mut shown)? {
                 Some(what) => what,
                 None => return Ok(shown),
@@ -162,17 +162,17 @@ fn judge_and_begin(
         // A client that waits for the job looks at it again, and finds them there.
         lock(shared).jobs.note(number, &shown.notes);
     }
-    Ok(Shown { notes: shown.notes, ..job })
+    Ok(JobReport { notes: shown.notes, ..job })
 }
 
 /// Plans the replacement of a cache that is still on its old device: `device` becomes a new cache
 /// in its place. Returns `None` for a dry run. `look` checks whether the loop would begin it.
 fn plan_new(
-    found: &Found,
-    (begin, device): (&Begin, &str),
+    found: &CurrentCache,
+    (begin, device): (&JobSpec, &str),
     look: impl FnOnce() -> Result<(), Failure>,
-    shown: &mut Shown,
-) -> Result<Option<What>, Failure> {
+    shown: &mut JobReport,
+) -> Result<Option<ReplaceAction>, Failure> {
     let judged = judge(found, found.engine.as_ref())?;
     look()?;
     let lost = LostSets::look(&[], &found.known);
@@ -189,29 +189,30 @@ fn plan_new(
     shown.notes.extend(fresh.warning.clone());
     if found.engine.is_none() {
         // For volumes that were removed before: nothing else reports them.
-        shown.notes.extend(lost.stranded().iter().map(Stranded::loss));
+        shown.notes.extend(lost.stranded().iter().map(DirtyVolume::loss));
     }
     if begin.dry_run {
         return Ok(None);
     }
-    let Fresh { device, superblock, .. } = fresh;
+    let UnusedCache { device, superblock, .. } = fresh;
     device.require_blocks(u32::try_from(superblock.block_sectors()).unwrap_or(u32::MAX))?;
     judged.forsake()?;
-    Ok(Some(What::Begin(Box::new(CacheDevice { device, superblock }))))
+    Ok(Some(ReplaceAction::Begin(Box::new(CacheDevice { device, superblock }))))
 }
 
 /// Sends the request to the loop and waits for the answer.
 fn ask(
     events: &Sender<Event>,
-    found: &Found,
+    found: &CurrentCache,
     device: &str,
-    what: What,
+    what: ReplaceAction,
     uid: Option<u32>,
-) -> Result<Shown, Failure> {
+) -> Result<JobReport, Failure> {
     let (answer, answered) = mpsc::channel();
     let (name, device) = (found.name.clone(), device.to_owned());
-    let asked = Asked { name, device, what, uid, is_dead: found.trouble.is_some(), answer };
-    let _refused_below = events.send(Event::Ask(crate::supervisor::Asked::Replace(Box::new(asked))));
+    let asked = ReplaceRequest { name, device, what, uid, is_dead: found.trouble.is_some(), answer };
+    let _refused_below =
+        events.send(Event::Request(crate::supervisor::ClientRequest::Replace(Box::new(asked))));
     match answered.recv_timeout(LIMIT) {
         Ok(answer) => answer,
         Err(RecvTimeoutError::Timeout) => {
@@ -225,11 +226,11 @@ fn ask(
 }
 
 /// Returns the engine of the former cache.
-fn former_engine(found: &Found) -> Option<&Engine> {
+fn former_engine(found: &CurrentCache) -> Option<&Engine> {
     found.former.as_ref().and_then(|(_, _, engine)| engine.as_ref())
 }
 
-impl Found {
+impl CurrentCache {
     /// Checks whether `device`, by whatever name, is the cache's device.
     fn is_at(&self, device: &str) -> bool {
         let identity = |path: PathBuf| Device::open(path, Access::Look).ok().map(|device| device.identity());
@@ -242,8 +243,8 @@ impl Found {
     }
 }
 
-fn find(shared: &Mutex<Shared>, typed: &str) -> Result<Found, Failure> {
-    let index = resolve_cache(shared, Called::by_owner(typed), Among::All)?;
+fn find(shared: &Mutex<Shared>, typed: &str) -> Result<CurrentCache, Failure> {
+    let index = resolve_cache(shared, TypedName::by_owner(typed), CacheFilter::All)?;
     let shared = lock(shared);
     let table = &shared.table;
     let cannot = |kind, name: &str| Failure::new(kind, format!("cannot replace {name}"));
@@ -271,13 +272,13 @@ fn find(shared: &Mutex<Shared>, typed: &str) -> Result<Found, Failure> {
     let is_left = |entry: &&VolumeEntry| {
         let is_served = matches!(entry.state, VolumeState::Served(_) | VolumeState::Attaching);
         // A volume that is served without the cache would join it.
-        !entry.is_leaving() && (!is_served || entry.lack.is_some()) && entry.backing.is_some()
+        !entry.is_leaving() && (!is_served || entry.missing_cache.is_some()) && entry.backing.is_some()
     };
     let meant = |entry: &VolumeEntry| match &entry.wanted_cache {
-        Some(wanted) if *wanted == name => Meant::Here,
-        Some(_) => Meant::Elsewhere,
-        None if is_only => Meant::Here,
-        None => Meant::Unsaid,
+        Some(wanted) if *wanted == name => CacheAssignment::Here,
+        Some(_) => CacheAssignment::Elsewhere,
+        None if is_only => CacheAssignment::Here,
+        None => CacheAssignment::Unspecified,
     };
     let left = table.volumes.iter().filter(is_left);
     let caches =
@@ -285,8 +286,8 @@ fn find(shared: &Mutex<Shared>, typed: &str) -> Result<Found, Failure> {
     let backings = table.volumes.iter().filter_map(|entry| {
         Some((entry.display_name().to_owned(), entry.backing.clone()?, entry.wanted_cache.clone()))
     });
-    let known = Known { caches: caches.collect(), volumes: backings.collect() };
-    Ok(Found {
+    let known = ConfiguredNames { caches: caches.collect(), volumes: backings.collect() };
+    Ok(CurrentCache {
         known,
         volumes: left.map(|entry| (entry.clone(), meant(entry))).collect(),
         sets: table.real_caches().filter_map(|(_, cache)| cache.set()).collect(),
@@ -301,8 +302,8 @@ fn find(shared: &Mutex<Shared>, typed: &str) -> Result<Found, Failure> {
 }
 
 /// What may be replaced, and by what.
-struct Judged {
-    geometry: Geometry,
+struct CheckedReplacement {
+    geometry: RequiredGeometry,
     dirty_bytes: u64,
     /// Devices that say that they belong to a missing set, and that have no dirty data in it.
     bound: Vec<String>,
@@ -310,7 +311,7 @@ struct Judged {
     missing: Vec<Uuid>,
 }
 
-impl Judged {
+impl CheckedReplacement {
     /// Makes the bound devices say so no longer: what the missing set holds of them is void from
     /// now on.
     fn forsake(&self) -> Result<(), Failure> {
@@ -319,7 +320,7 @@ impl Judged {
 
     /// Checks that the new set is none of the existing ones: what devices say of those would apply
     /// to it.
-    fn check_new(&self, found: &Found, superblock: &CacheSuperblock) -> Result<(), Failure> {
+    fn check_new(&self, found: &CurrentCache, superblock: &CacheSuperblock) -> Result<(), Failure> {
         let set = superblock.set_uuid();
         if !found.sets.contains(&set) && !self.missing.contains(&set) {
             return Ok(());
@@ -331,7 +332,7 @@ impl Judged {
     }
 }
 
-fn judge(found: &Found, engine: Option<&Engine>) -> Result<Judged, Failure> {
+fn judge(found: &CurrentCache, engine: Option<&Engine>) -> Result<CheckedReplacement, Failure> {
     let name = &found.name;
     let cannot = |kind| Failure::new(kind, format!("cannot replace {name}"));
     let Some(engine) = engine else { return judge_dead(found) };
@@ -348,7 +349,7 @@ fn judge(found: &Found, engine: Option<&Engine>) -> Result<Judged, Failure> {
     }
     check_unserved(name, &status)?;
     let dirty_bytes = status.dirty_sectors * 512;
-    let dirty = Dirty::of(status.dirty_sectors, status.is_counted);
+    let dirty = DirtyData::of(status.dirty_sectors, status.is_counted);
     if let (Some(error), true) = (&status.failed, dirty.dirty_bytes != Some(0)) {
         return Err(cannot(Kind::DataLoss)
             .why(format!("it has stopped writing ({error}), and its dirty data would be lost: {dirty}"))
@@ -357,8 +358,8 @@ fn judge(found: &Found, engine: Option<&Engine>) -> Result<Judged, Failure> {
     let blocks = status.volumes.iter().filter_map(|volume| volume.backing_block_sectors);
     let block = blocks.min().and_then(|block| u16::try_from(block).ok()).unwrap_or(BLOCK).min(BLOCK);
     let bucket = u16::try_from(status.bucket_sectors).unwrap_or(BUCKET);
-    Ok(Judged {
-        geometry: Geometry { block_sectors: block, bucket_sectors: bucket },
+    Ok(CheckedReplacement {
+        geometry: RequiredGeometry { block_sectors: block, bucket_sectors: bucket },
         dirty_bytes,
         bound: Vec::new(),
         missing: Vec::new(),
@@ -367,10 +368,10 @@ fn judge(found: &Found, engine: Option<&Engine>) -> Result<Judged, Failure> {
 
 /// Judges a cache that is not open. Only the backing devices can tell. All volumes that are not
 /// served count, because the section of one with data in the cache may say anything now.
-fn judge_dead(found: &Found) -> Result<Judged, Failure> {
+fn judge_dead(found: &CurrentCache) -> Result<CheckedReplacement, Failure> {
     check_dead(found)?;
-    let geometry = Geometry { block_sectors: BLOCK, bucket_sectors: BUCKET };
-    let mut judged = Judged { geometry, dirty_bytes: 0, bound: Vec::new(), missing: Vec::new() };
+    let geometry = RequiredGeometry { block_sectors: BLOCK, bucket_sectors: BUCKET };
+    let mut judged = CheckedReplacement { geometry, dirty_bytes: 0, bound: Vec::new(), missing: Vec::new() };
     for (entry, meant) in &found.volumes {
         judged.judge_left(found, entry, *meant)?;
     }
@@ -378,7 +379,7 @@ fn judge_dead(found: &Found) -> Result<Judged, Failure> {
 }
 
 /// Refuses a cache whose device may become available soon: it is not dead.
-fn check_dead(found: &Found) -> Result<(), Failure> {
+fn check_dead(found: &CurrentCache) -> Result<(), Failure> {
     let Some(trouble) = &found.trouble else { return Ok(()) };
     if !matches!(
         trouble.kind,
@@ -391,21 +392,26 @@ fn check_dead(found: &Found) -> Result<(), Failure> {
         .next("try again when its device answers, or is gone"))
 }
 
-impl Judged {
+impl CheckedReplacement {
     /// Judges what the device of a volume that is not served says.
-    fn judge_left(&mut self, found: &Found, entry: &VolumeEntry, meant: Meant) -> Result<(), Failure> {
+    fn judge_left(
+        &mut self,
+        found: &CurrentCache,
+        entry: &VolumeEntry,
+        meant: CacheAssignment,
+    ) -> Result<(), Failure> {
         let trouble = found.trouble.as_ref().map_or_else(String::new, |failure| format!(" ({failure})"));
         let cannot = |kind| Failure::new(kind, format!("cannot replace {}", found.name));
         let (volume, device) = (entry.display_name(), entry.backing.as_deref().unwrap_or_default());
         let superblock = match devices::look_at_backing(device) {
-            Err(_) if meant == Meant::Elsewhere && entry.wanted_cache.as_deref() != Some(NO_CACHE) => return Ok(()),
+            Err(_) if meant == CacheAssignment::Elsewhere && entry.wanted_cache.as_deref() != Some(NO_CACHE) => return Ok(()),
             other => other.map_err(|failure| {
                 cannot(Kind::DataLoss)
                     .why(format!("it is not available{trouble}, and it is unknown whether it has dirty data of {volume}: {failure}"))
                     .next(format!("connect {device}, or `bcached remove {volume}` first"))
             })?,
         };
-        if meant == Meant::Here {
+        if meant == CacheAssignment::Here {
             let block = u16::try_from(superblock.block_sectors()).unwrap_or(BLOCK);
             self.geometry.block_sectors = self.geometry.block_sectors.min(block);
         }
@@ -418,21 +424,21 @@ impl Judged {
             (BackingState::Dirty, _) => Err(cannot(Kind::DataLoss)
                 .why(format!(
                     "it is not available{trouble}, and the newest data of {volume} is in it, or in another cache that is not open{}",
-                    Stranded::of(volume, device, &superblock).map_or_else(String::new, |lost| format!("; {}", lost.loss()))
+                    DirtyVolume::of(volume, device, &superblock).map_or_else(String::new, |lost| format!("; {}", lost.loss()))
                 ))
                 .next(format!(
                     "bring it back, or leave the volume as it is with `bcached remove {volume}`; `bcached forget` gives dirty data up only where the cache is open"
                 ))),
             // Its superblock says already that the cached data is void.
-            (_, Meant::Here) if matches!(entry.state, VolumeState::Served(_)) => Ok(()),
-            (_, Meant::Here) => {
+            (_, CacheAssignment::Here) if matches!(entry.state, VolumeState::Served(_)) => Ok(()),
+            (_, CacheAssignment::Here) => {
                 self.bound.push(device.to_owned());
                 Ok(())
             }
-            (_, Meant::Unsaid) => Err(cannot(Kind::Config)
+            (_, CacheAssignment::Unspecified) => Err(cannot(Kind::Config)
                 .why(format!("{volume} belongs to a set that is not open, and its section names no cache"))
                 .next(format!("write `cache = \"{}\"`, or another, into [volume.{volume}], and reload", found.name))),
-            (_, Meant::Elsewhere) => Ok(()),
+            (_, CacheAssignment::Elsewhere) => Ok(()),
         }
     }
 }
@@ -446,7 +452,7 @@ pub fn check_unserved(name: &str, status: &Status) -> Result<(), Failure> {
             .next("try again in a moment"));
     }
     if status.ownerless_dirty_sectors > 0 {
-        let dirty = Dirty::of(status.ownerless_dirty_sectors, status.is_counted);
+        let dirty = DirtyData::of(status.ownerless_dirty_sectors, status.is_counted);
         return Err(Failure::new(Kind::DataLoss, format!("cannot replace {name}"))
             .why(format!("{dirty} of no known volume, which exists nowhere else, would be lost"))
             .next("add the volume that it may belong to; docs/failures.md (a lost table of volumes) says what can be done"));
@@ -457,7 +463,7 @@ pub fn check_unserved(name: &str, status: &Status) -> Result<(), Failure> {
             // It was removed already. The UUID names it, since a label may be anything.
             return Err(lives_there(name, &called, &format!("`bcached forget {}`", left.uuid)));
         }
-        let dirty = Dirty::of(left.dirty_sectors, left.is_counted);
+        let dirty = DirtyData::of(left.dirty_sectors, left.is_counted);
         if dirty.dirty_bytes != Some(0) {
             return Err(Failure::new(Kind::DataLoss, format!("cannot replace {name}"))
                 .why(format!("{dirty} of {called}, which is not served, would be lost"))

@@ -6,19 +6,19 @@
 use crate::engine_thread::Engine;
 use crate::supervisor::Supervisor;
 use crate::supervisor::caches::replaced::name_of_former;
-use crate::supervisor::jobs::attach_detach::MoveTo;
-use crate::supervisor::jobs::replace::{Asked, What, check_unserved};
-use crate::supervisor::jobs::{Job, Subject};
+use crate::supervisor::jobs::attach_detach::VolumeMove;
+use crate::supervisor::jobs::replace::{ReplaceAction, ReplaceRequest, check_unserved};
+use crate::supervisor::jobs::{Job, JobTarget};
 use crate::supervisor::table::{CacheEntry, CacheState, Table, VolumeEntry, VolumeState};
-use bcached_config::{Config, KeptCache, NO_CACHE, SetFile};
+use bcached_config::{Config, NO_CACHE, PersistedCache, SetFile};
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::jobs::{Job as Shown, State, Verb};
+use bcached_control::jobs::{JobKind, JobReport, JobState};
 use bcached_engine::Error;
 use bcached_format::BackingState;
 use bcached_offline::devices::CacheDevice;
 
 /// What is to be kept before the job begins.
-struct Plan {
+struct ReplacePlan {
     index: usize,
     /// The device that the cache has now.
     old: String,
@@ -42,19 +42,20 @@ fn was_replaced() -> Failure {
 
 impl Supervisor {
     /// Begins what was judged.
-    pub fn replace(&mut self, asked: Asked) {
-        let Asked { name, device, what, uid, is_dead, answer } = asked;
+    pub fn replace(&mut self, asked: ReplaceRequest) {
+        let ReplaceRequest { name, device, what, uid, is_dead, answer } = asked;
         let uid = crate::supervisor::jobs::user(uid);
         let text = format!("replace {name} with {device}");
         let begun = match what {
-            What::Look => {
+            ReplaceAction::Check => {
                 let planned = self.plan_replacing(&name, &device, is_dead);
-                let _gone = answer.send(planned.map(|_| Shown::new(Verb::Replace, name, State::Planned)));
+                let _gone =
+                    answer.send(planned.map(|_| JobReport::new(JobKind::Replace, name, JobState::Planned)));
                 return;
             }
-            What::Begin(cache) => self.begin_replacing(&name, &device, *cache, is_dead),
-            What::GoOn => self.move_again(&name, is_dead),
-            What::Wait => self.wait_again(&name),
+            ReplaceAction::Begin(cache) => self.begin_replacing(&name, &device, *cache, is_dead),
+            ReplaceAction::Resume => self.move_again(&name, is_dead),
+            ReplaceAction::Wait => self.wait_again(&name),
         };
         match &begun {
             Err(failure) => tracing::info!(event = "job-refused", uid, "{text}: {failure}"),
@@ -66,7 +67,7 @@ impl Supervisor {
 
     /// Plans what the file is to say, if all of that can be kept. `is_dead`: the cache was judged
     /// dead.
-    fn plan_replacing(&self, name: &str, device: &str, is_dead: bool) -> Result<Plan, Failure> {
+    fn plan_replacing(&self, name: &str, device: &str, is_dead: bool) -> Result<ReplacePlan, Failure> {
         let index = self.cache_called_so(name)?;
         let refused = |why: &str| {
             Failure::new(Kind::InUse, format!("cannot replace {name}")).why(why).next("try again")
@@ -108,7 +109,7 @@ impl Supervisor {
         }
         let config = self.read_with(Some(&file))?;
         file.check_writable()?;
-        Ok(Plan { index, old, file, config, named })
+        Ok(ReplacePlan { index, old, file, config, named })
     }
 
     /// Returns the name of a flash-only volume whose cache is not open.
@@ -127,8 +128,8 @@ impl Supervisor {
         device: &str,
         cache: CacheDevice,
         is_dead: bool,
-    ) -> Result<Shown, Failure> {
-        let Plan { index, old, file, config, named } = self.plan_replacing(name, device, is_dead)?;
+    ) -> Result<JobReport, Failure> {
+        let ReplacePlan { index, old, file, config, named } = self.plan_replacing(name, device, is_dead)?;
         file.write().map_err(|failure| {
             failure.next(
                 "the new device is a cache now, and nothing else has begun: repeat the command to continue",
@@ -176,11 +177,14 @@ impl Supervisor {
     }
 
     /// Resumes a replacement that was cancelled.
-    fn move_again(&self, name: &str, is_dead: bool) -> Result<Shown, Failure> {
+    fn move_again(&self, name: &str, is_dead: bool) -> Result<JobReport, Failure> {
         let index = self.cache_called_so(name)?;
         let former = self.shared().table.former_of(index);
         let Some(former) = former else {
-            return Ok(Shown { already: true, ..Shown::new(Verb::Replace, name.to_owned(), State::Done) });
+            return Ok(JobReport {
+                already: true,
+                ..JobReport::new(JobKind::Replace, name.to_owned(), JobState::Done)
+            });
         };
         if !self.shared().table.is_as_judged(former, is_dead) {
             return Err(Failure::new(Kind::InUse, format!("cannot replace {name}"))
@@ -212,12 +216,12 @@ impl Supervisor {
             .ok_or_else(|| Failure::new(Kind::UnknownName, format!("there is no cache `{name}` any more")))
     }
 
-    fn begin_job_of(&self, former: usize, name: &str) -> Shown {
+    fn begin_job_of(&self, former: usize, name: &str) -> JobReport {
         let engine = self.shared().table.caches[former].engine();
         let dirty = engine.as_ref().and_then(Engine::status).map_or(0, |status| status.dirty_sectors * 512);
-        let mut shown = Shown::new(Verb::Replace, name.to_owned(), State::Running);
+        let mut shown = JobReport::new(JobKind::Replace, name.to_owned(), JobState::Running);
         shown.dirty_bytes_at_start = dirty;
-        let number = self.shared().jobs.add(Job::new(&shown, Subject::Cache(former), engine));
+        let number = self.shared().jobs.add(Job::new(&shown, JobTarget::Cache(former), engine));
         shown.id = Some(number);
         shown
     }
@@ -239,7 +243,7 @@ impl Supervisor {
         self.keep_of(name, |kept| (kept.former, kept.moving) = (None, is_awaited.then_some(true)))
     }
 
-    fn keep_of(&self, name: &str, change: impl FnOnce(&mut KeptCache)) -> Result<(), Failure> {
+    fn keep_of(&self, name: &str, change: impl FnOnce(&mut PersistedCache)) -> Result<(), Failure> {
         let Some(path) = &self.config.set_file else { return Ok(()) };
         let mut file = SetFile::read(path)?;
         change(file.kept_of_cache(name));
@@ -332,7 +336,7 @@ impl Supervisor {
             shared.jobs.running(volume).map(|(number, job)| (number, job.verb))
         };
         match running {
-            Some((_, Verb::Replace)) => return None,
+            Some((_, JobKind::Replace)) => return None,
             Some((number, verb)) => return Some(format!("{verb} of {name} is still running (job {number})")),
             None => {}
         }
@@ -353,14 +357,14 @@ impl Supervisor {
             }
             to
         };
-        let mut shown = Shown::new(Verb::Replace, name.to_owned(), State::Running);
+        let mut shown = JobReport::new(JobKind::Replace, name.to_owned(), JobState::Running);
         shown.dirty_bytes_at_start = now.dirty_sectors * 512;
-        let subject = Subject::Volume(volume, served.clone());
-        let number = self.shared().jobs.add(Job::new(&shown, subject, Some(engine.clone())));
+        let job_target = JobTarget::Volume(volume, served.clone());
+        let number = self.shared().jobs.add(Job::new(&shown, job_target, Some(engine.clone())));
         if leaves {
-            self.begin_here(number, Self::long_of(Verb::Replace), engine, now.id);
+            self.begin_here(number, Self::job_of(JobKind::Replace), engine, now.id);
         } else {
-            self.begin_move(number, MoveTo { volume, cache: target }, engine, now.id);
+            self.begin_move(number, VolumeMove { volume, cache: target }, engine, now.id);
         }
         None
     }

@@ -5,14 +5,14 @@
 //! work on it begins. A start in the middle therefore resumes the work, and every later one serves
 //! no more than that, whether the device has been cut or not. Growing removes the limit.
 
-use crate::engine_thread::Long;
+use crate::engine_thread::VolumeJob;
 use crate::supervisor::Supervisor;
 use crate::supervisor::jobs::Job;
-use crate::supervisor::jobs::attach_detach::{Planned, Work};
+use crate::supervisor::jobs::attach_detach::{JobPlan, JobWork};
 use crate::supervisor::table::{CacheEntry, VolumeEntry, VolumeState};
 use bcached_config::{Config, SetFile};
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::jobs::{Begin, Verb};
+use bcached_control::jobs::{JobKind, JobSpec};
 use bcached_control::sizes::{exact, human, typed};
 use bcached_engine::{Status, VolumeInfo};
 
@@ -24,7 +24,7 @@ impl Supervisor {
         entry: &VolumeEntry,
         now: &VolumeInfo,
         size: Option<u64>,
-        planned: &mut Planned,
+        planned: &mut JobPlan,
     ) -> Result<(), Failure> {
         let name = entry.display_name();
         let cannot = |why: String| Failure::new(Kind::Io, format!("cannot grow {name}")).why(why);
@@ -59,13 +59,13 @@ impl Supervisor {
             ));
         }
         planned.size = Some(sectors * 512);
-        planned.work = (sectors > now.sectors).then_some(Work::Here(Long::Grow(sectors)));
+        planned.work = (sectors > now.sectors).then_some(JobWork::InEngine(VolumeJob::Grow(sectors)));
         self.note_kept_size(name, planned);
         Ok(())
     }
 
     /// Notes, for a volume that grows, that connected clients do not see the new size at once.
-    pub fn note_kept_size(&self, name: &str, planned: &mut Planned) {
+    pub fn note_kept_size(&self, name: &str, planned: &mut JobPlan) {
         if planned.work.is_some() && self.fronts.is_size_kept(name) {
             planned.note("clients that are connected see the new size when they reconnect");
         }
@@ -76,8 +76,8 @@ impl Supervisor {
         &self,
         entry: &VolumeEntry,
         now: &VolumeInfo,
-        begin: &Begin,
-        planned: &mut Planned,
+        begin: &JobSpec,
+        planned: &mut JobPlan,
     ) -> Result<(), Failure> {
         let name = entry.display_name();
         let refused =
@@ -107,8 +107,8 @@ impl Supervisor {
         if size < has {
             // A client keeps the size that it learned when it connected, and its writes behind the
             // new end would be refused.
-            self.check_unused(name, Verb::Shrink)?;
-            planned.work = Some(Work::Here(Long::Shrink(size / 512)));
+            self.check_unused(name, JobKind::Shrink)?;
+            planned.work = Some(JobWork::InEngine(VolumeJob::Shrink(size / 512)));
             let behind = planned.engine.as_ref().and_then(|engine| engine.dirty_from(now.id, size / 512));
             // Dirty data before the new end stays dirty, and is no part of the work.
             let behind = behind.map_or(planned.dirty, |sectors| sectors * 512).min(planned.dirty);
@@ -124,7 +124,7 @@ impl Supervisor {
         &self,
         entry: &VolumeEntry,
         limit: Option<u64>,
-        planned: &mut Planned,
+        planned: &mut JobPlan,
     ) -> Result<Option<u64>, Failure> {
         planned.limit = Some(limit);
         planned.before.limit = (entry.limit, None);
@@ -164,8 +164,8 @@ impl Supervisor {
 
     /// Announces the size when a job begins to resize the volume. New clients are not told of the
     /// part that a shrink is about to lose.
-    pub fn is_to_have(&self, volume: usize, verb: Verb, bytes: u64) {
-        if verb == Verb::Shrink {
+    pub fn is_to_have(&self, volume: usize, verb: JobKind, bytes: u64) {
+        if verb == JobKind::Shrink {
             self.tell_size(volume, bytes / 512);
         }
     }
@@ -232,12 +232,13 @@ impl Supervisor {
             (limit, entry.display_name().to_owned())
         };
         let Some(limit) = limit else { return };
-        let begin = Begin { size_bytes: Some(limit), ..Begin::new(Verb::Shrink, name.clone()) };
+        let begin = JobSpec { size_bytes: Some(limit), ..JobSpec::new(JobKind::Shrink, name.clone()) };
         let planned = self.plan_job(volume, &begin);
         // A device that is no larger than the limit has nothing to give up.
         let planned = planned.map(|planned| (planned.work.is_some()).then_some(planned));
-        let begun = planned
-            .map(|planned| planned.map(|planned| self.carry_out(volume, Verb::Shrink, planned)).transpose());
+        let begun = planned.map(|planned| {
+            planned.map(|planned| self.carry_out(volume, JobKind::Shrink, planned)).transpose()
+        });
         match begun.and_then(|begun| begun) {
             Ok(None) => {}
             Ok(Some(_)) => tracing::info!(

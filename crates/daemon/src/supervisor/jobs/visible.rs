@@ -2,10 +2,10 @@
 //! threads of their own, so a thread waits for them here.
 
 use crate::supervisor::jobs::JobEvent;
-use crate::supervisor::jobs::{Job, Jobs};
+use crate::supervisor::jobs::{Job, JobTable};
 use crate::supervisor::table::VolumeState;
 use crate::supervisor::{Event, Supervisor};
-use bcached_control::jobs::Verb;
+use bcached_control::jobs::JobKind;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,12 +15,12 @@ const LIMIT: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Checks whether the change is visible.
-type Look = Box<dyn Fn() -> bool + Send>;
+type VisibilityCheck = Box<dyn Fn() -> bool + Send>;
 
-impl Jobs {
+impl JobTable {
     /// Checks whether a job moves the volume of this name from one engine to another.
     pub fn moves(&self, name: &str) -> bool {
-        let moves = |job: &Job| matches!(job.verb, Verb::Attach | Verb::Detach | Verb::Replace);
+        let moves = |job: &Job| matches!(job.verb, JobKind::Attach | JobKind::Detach | JobKind::Replace);
         self.all.values().any(|job| job.ended.is_none() && job.name == name && moves(job))
     }
 }
@@ -36,16 +36,16 @@ impl Supervisor {
             while !is_shown() && Instant::now() < until {
                 thread::sleep(LOOK);
             }
-            let _gone = sender.send(Event::Job(number, JobEvent::Shown(is_shown())));
+            let _gone = sender.send(Event::Job(number, JobEvent::Visible(is_shown())));
         };
         thread::Builder::new().name("shown".to_owned()).spawn(body).is_ok()
     }
 
     /// Returns the check for what is to become visible, or `None` if nothing becomes visible later.
-    fn to_be_seen(&self, job: &Job) -> Option<Look> {
+    fn to_be_seen(&self, job: &Job) -> Option<VisibilityCheck> {
         let name = job.name.clone();
         match job.verb {
-            Verb::Grow | Verb::Shrink => {
+            JobKind::Grow | JobKind::Shrink => {
                 let sectors = {
                     let shared = self.shared();
                     match &shared.table.volumes.get(job.volume()?)?.state {
@@ -56,7 +56,7 @@ impl Supervisor {
                 let device = self.fronts.told_device(&name)?;
                 Some(Box::new(move || sectors_of(&device) == Some(sectors)))
             }
-            Verb::Remove | Verb::Stop => {
+            JobKind::Remove | JobKind::Stop => {
                 let fronts = self.fronts.clone();
                 Some(Box::new(move || !fronts.is_retiring(&name)))
             }
@@ -69,7 +69,7 @@ impl Supervisor {
         let Some(job) = self.shared().jobs.under_way(number).cloned() else { return };
         if !is_shown {
             let note = match job.verb {
-                Verb::Remove | Verb::Stop => "its block device is still being removed",
+                JobKind::Remove | JobKind::Stop => "its block device is still being removed",
                 _ => {
                     "its block device does not have the new size yet: the log may say why (device-not-resized)"
                 }

@@ -27,7 +27,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// The memory of a cache's engine for nodes and the table of buckets.
 #[derive(Default, Clone, Copy, Debug)]
-pub struct Nodes {
+pub struct NodeMemory {
     /// All of it in bytes, if the engine has begun.
     pub bytes: usize,
     /// The part for the table, in bytes.
@@ -38,7 +38,7 @@ pub struct Nodes {
     before: Option<usize>,
 }
 
-impl Nodes {
+impl NodeMemory {
     /// Returns the memory of an engine that begins with so many bytes, `table` of them for its
     /// buckets.
     pub fn of(bytes: usize, table: usize) -> Self {
@@ -145,7 +145,7 @@ impl Supervisor {
         let ways = shared.table.volumes.iter().filter(|entry| !entry.is_removed()).map(|entry| entry.ways);
         let advised = self.config.memory_for(count.saturating_mul(least), ways);
         let entry = &mut shared.table.caches[index];
-        entry.nodes = Nodes::of(usize::try_from(bytes).unwrap_or(usize::MAX), entry.nodes.table);
+        entry.nodes = NodeMemory::of(usize::try_from(bytes).unwrap_or(usize::MAX), entry.nodes.table);
         Some(bucket_memory::too_large(&entry.device, (bytes, least), superblock.buckets(), advised))
     }
 
@@ -221,11 +221,12 @@ mod tests {
     fn two_caches() -> Supervisor {
         let config = crate::supervisor::tests::config(&[]);
         let second = CacheEntry::of(&config.caches[0]);
-        let supervisor = Supervisor::new(CommandLine::default(), crate::supervisor::Start::of(config));
+        let supervisor =
+            Supervisor::new(CommandLine::default(), crate::supervisor::SupervisorParameters::of(config));
         let mut shared = supervisor.shared();
         shared.table.caches.push(second);
         shared.table.caches[0].state = opening();
-        shared.table.caches[0].nodes = Nodes::of(ALL, 0);
+        shared.table.caches[0].nodes = NodeMemory::of(ALL, 0);
         drop(shared);
         supervisor
     }
@@ -258,7 +259,7 @@ mod tests {
         let mut supervisor = two_caches();
         let mut refused = |bytes| {
             supervisor.shared().table.caches[1].state = opening();
-            supervisor.shared().table.caches[1].nodes = Nodes::of(bytes, 0);
+            supervisor.shared().table.caches[1].nodes = NodeMemory::of(bytes, 0);
             let error = Error::NodeBudget { budget: bytes, needed: ALL };
             supervisor.set_refused(1, engine_error::of_open(Path::new("/dev/ssd"), 0, &error));
             matches!(supervisor.shared().table.caches[1].state, CacheState::Waiting(_))

@@ -2,11 +2,11 @@
 //! its sockets, its configuration, the reader of its log. Each loss is noticed within seconds.
 //! Notes and sockets are made anew. For the rest, the log and `status` say what no longer works.
 
-use crate::control_server::Control;
+use crate::control_server::ControlServer;
 use crate::log;
 use crate::supervisor::Supervisor;
 use bcached_offline::notes;
-use bcached_uring::note::{NoteFile, look_after_all};
+use bcached_uring::note::{NoteFileState, look_after_all};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -20,23 +20,23 @@ const EACH: Duration = Duration::from_secs(1);
 const LOG: &str = "log";
 
 /// What is missing, by its subject: the id of the event, and the message.
-type Gone = BTreeMap<String, (&'static str, String)>;
+type MissingFiles = BTreeMap<String, (&'static str, String)>;
 
 /// The state of the watch.
 #[derive(Default)]
-pub struct TakenAway {
+pub struct FileWatch {
     looked: Option<Instant>,
     /// The sockets that have files, as they were first seen.
-    sockets: BTreeMap<PathBuf, Seen>,
+    sockets: BTreeMap<PathBuf, SocketIdentity>,
     /// The main file of the configuration existed.
     had_configuration: bool,
     /// The messages that were logged and still hold.
-    told: Gone,
+    told: MissingFiles,
 }
 
 /// A socket, as it was seen.
 #[derive(Clone, Copy)]
-struct Seen {
+struct SocketIdentity {
     /// The number of the volume's server that made it (0 if it is not a volume's). A volume that is
     /// removed and added again is served on another socket at the same place.
     listener: u64,
@@ -46,12 +46,12 @@ struct Seen {
 
 impl Supervisor {
     /// Looks at everything, if it is time.
-    pub fn look_after_what_may_go(&mut self, control: &mut Control) {
-        if self.taken_away.looked.is_some_and(|looked| looked.elapsed() < EACH) {
+    pub fn look_after_what_may_go(&mut self, control: &mut ControlServer) {
+        if self.file_watch.looked.is_some_and(|looked| looked.elapsed() < EACH) {
             return;
         }
-        self.taken_away.looked = Some(Instant::now());
-        let mut gone = Gone::new();
+        self.file_watch.looked = Some(Instant::now());
+        let mut gone = MissingFiles::new();
         self.look_after_notes(&mut gone);
         self.look_after_sockets(control, &mut gone);
         self.look_for_configuration(&mut gone);
@@ -60,11 +60,11 @@ impl Supervisor {
             gone.insert(LOG.to_owned(), ("log-stuck", told.to_owned()));
         }
         for (what, (event, sentence)) in &gone {
-            if self.taken_away.told.get(what).map(|(_, told)| told) != Some(sentence) {
+            if self.file_watch.told.get(what).map(|(_, told)| told) != Some(sentence) {
                 tracing::error!(event = *event, "{sentence}");
             }
         }
-        for (what, (event, _)) in &self.taken_away.told {
+        for (what, (event, _)) in &self.file_watch.told {
             if !gone.contains_key(what) {
                 tracing::info!(event = "back-again", "{}", over(event, what));
             }
@@ -72,29 +72,29 @@ impl Supervisor {
         // `status` reports the log by itself: volumes are as they should be.
         let warnings = gone.iter().filter(|(what, _)| *what != LOG);
         self.shared().warnings = warnings.map(|(_, (_, sentence))| sentence.clone()).collect();
-        self.taken_away.told = gone;
+        self.file_watch.told = gone;
     }
 
     /// Looks after the notes: one whose file is missing cannot be found after a kill.
-    fn look_after_notes(&self, gone: &mut Gone) {
+    fn look_after_notes(&self, gone: &mut MissingFiles) {
         let mut found = look_after_all();
         if found.iter().any(|(_, found)| found.is_err()) {
             // Its directory may be missing, too.
             let _or_told_below = notes::directory();
             let again = look_after_all();
             // Replacements are logged once.
-            found.retain(|(_, found)| matches!(found, Ok(NoteFile::WasReplaced)));
+            found.retain(|(_, found)| matches!(found, Ok(NoteFileState::WasReplaced)));
             found.extend(again);
         }
         for (path, found) in found {
             let name = path.display().to_string();
             match found {
-                Ok(NoteFile::There) => {}
-                Ok(NoteFile::WasReplaced) => tracing::warn!(
+                Ok(NoteFileState::Present) => {}
+                Ok(NoteFileState::WasReplaced) => tracing::warn!(
                     event = "note-gone",
                     "{name}: this note was removed. It is in its place again, and nothing is lost"
                 ),
-                Ok(NoteFile::Replaced) => {
+                Ok(NoteFileState::Replaced) => {
                     let told = format!("{name}: this note was removed: another one is taking its place");
                     gone.insert(name, ("note-gone", told));
                 }
@@ -111,20 +111,20 @@ impl Supervisor {
 
     /// Looks after the sockets. New clients cannot find one whose file is gone, so another takes
     /// its place.
-    fn look_after_sockets(&mut self, control: &mut Control, gone: &mut Gone) {
+    fn look_after_sockets(&mut self, control: &mut ControlServer, gone: &mut MissingFiles) {
         let of_commands = control.sockets().map(|path| (path.to_owned(), 0));
         let all: Vec<_> = of_commands.chain(self.fronts.sockets()).collect();
-        let is_there = |path: &Path, seen: &Seen| {
+        let is_there = |path: &Path, seen: &SocketIdentity| {
             all.iter().any(|(other, listener)| (other.as_path(), *listener) == (path, seen.listener))
         };
-        self.taken_away.sockets.retain(|path, seen| is_there(path, seen));
+        self.file_watch.sockets.retain(|path, seen| is_there(path, seen));
         for (path, listener) in all {
             let now = socket_at(&path);
-            let before = self.taken_away.sockets.get(&path).map(|seen| seen.file);
+            let before = self.file_watch.sockets.get(&path).map(|seen| seen.file);
             if before.is_none()
                 && let Some(file) = now
             {
-                self.taken_away.sockets.insert(path, Seen { listener, file });
+                self.file_watch.sockets.insert(path, SocketIdentity { listener, file });
                 continue;
             }
             if now.is_some() && now == before {
@@ -135,10 +135,10 @@ impl Supervisor {
             let of_control = || control.bind_again(&path).map_err(|failure| failure.to_string());
             match self.fronts.bind_again(&path).unwrap_or_else(of_control) {
                 Ok(()) => {
-                    self.taken_away.sockets.remove(&path);
-                    self.taken_away
+                    self.file_watch.sockets.remove(&path);
+                    self.file_watch
                         .sockets
-                        .extend(socket_at(&path).map(|file| (path, Seen { listener, file })));
+                        .extend(socket_at(&path).map(|file| (path, SocketIdentity { listener, file })));
                     tracing::warn!(
                         event = "socket-gone",
                         "{name}: the file of this socket {what}: bcached now listens on a new one there. Connected \
@@ -156,11 +156,11 @@ impl Supervisor {
         }
     }
 
-    fn look_for_configuration(&mut self, gone: &mut Gone) {
+    fn look_for_configuration(&mut self, gone: &mut MissingFiles) {
         let Some(main) = self.config.main_file.as_deref() else { return };
         let is_there = main.is_file();
-        self.taken_away.had_configuration |= is_there;
-        if self.taken_away.had_configuration && !is_there {
+        self.file_watch.had_configuration |= is_there;
+        if self.file_watch.had_configuration && !is_there {
             let name = main.display().to_string();
             let told = format!(
                 "{name}: the configuration is gone. The running daemon is not affected; restore the file before the \

@@ -15,9 +15,9 @@ const EVERY: Duration = Duration::from_secs(1);
 
 /// The time of the last request.
 #[derive(Default)]
-pub struct Extension(Option<Instant>);
+pub struct TimeoutExtension(Option<Instant>);
 
-impl Extension {
+impl TimeoutExtension {
     /// Asks for more time, unless it has a moment ago.
     pub fn tell(&mut self) {
         if self.0.is_some_and(|told| told.elapsed() < EVERY) {

@@ -3,7 +3,7 @@
 
 use crate::control_server::Signal;
 use crate::engine_error;
-use crate::engine_thread::{Engine, News};
+use crate::engine_thread::{Engine, EngineEvent};
 use crate::supervisor::caches::CacheEvent;
 use crate::supervisor::jobs::JobEvent;
 use crate::supervisor::lifecycle::stop_request;
@@ -11,7 +11,7 @@ use crate::supervisor::report::health;
 use crate::supervisor::table::{CacheState, Table};
 use crate::supervisor::{Event, Phase, Supervisor};
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::stop::DirtyStays;
+use bcached_control::stop::RemainingDirty;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -30,12 +30,12 @@ const SILENT: Duration = Duration::from_secs(1);
 
 /// The state when an engine was told to stop.
 #[derive(Default)]
-struct Begun {
+struct StopSnapshot {
     /// The devices that owe an answer, in sentences.
     silent: Vec<String>,
     /// The dirty data. It may have changed since: write-back goes on until the engine handles the
     /// stop.
-    dirty: Vec<DirtyStays>,
+    dirty: Vec<RemainingDirty>,
 }
 
 /// The part of [`ENGINE_LIMIT`] that an engine has however many signals arrive: two in quick
@@ -53,7 +53,7 @@ impl Supervisor {
         // Their volumes do not come back before the end.
         self.cut_kept("the daemon is stopping and their volumes are not served", |_| true);
         self.wait_for_users();
-        self.ending.cuts(self.fronts.users_of_files());
+        self.stop_tracker.cuts(self.fronts.users_of_files());
         // A client that waits for a moving volume would wait forever.
         let entries = self.shared().table.volumes.clone();
         entries.iter().for_each(|entry| self.let_clients_go(entry));
@@ -87,7 +87,8 @@ impl Supervisor {
                 // These events are handled, so that no device that opens now is forgotten below.
                 Ok(Event::Cache(
                     index,
-                    event @ (CacheEvent::News(News::Opened(_) | News::Ended) | CacheEvent::Stopped(_)),
+                    event @ (CacheEvent::Engine(EngineEvent::Opened(_) | EngineEvent::Ended)
+                    | CacheEvent::Stopped(_)),
                 )) => drop(self.cache_event(index, event)),
                 Ok(Event::Job(number, event)) => self.job_event(number, event),
                 Ok(Event::FlashAdded(done)) => self.flash_added(*done),
@@ -113,14 +114,14 @@ impl Supervisor {
                 Ok(Event::Signal(Signal::Stop)) => {
                     (deadline, hurried) = (deadline.min(began + ENGINE_GRACE), true);
                 }
-                Ok(Event::Cache(index, CacheEvent::News(News::Opened(result)))) => {
+                Ok(Event::Cache(index, CacheEvent::Engine(EngineEvent::Opened(result)))) => {
                     self.cache_opened(index, result);
                     match self.begin_stop(index) {
                         Some(begun) => drop(pending.insert(index, begun)),
                         None => drop(pending.remove(&index)),
                     }
                 }
-                Ok(Event::Cache(index, CacheEvent::News(News::Ended))) => {
+                Ok(Event::Cache(index, CacheEvent::Engine(EngineEvent::Ended))) => {
                     if let Some(begun) = pending.remove(&index) {
                         dirty.extend(begun.dirty);
                         outcome = outcome.and(Err(self.recovers(index, "its thread panicked")));
@@ -138,7 +139,7 @@ impl Supervisor {
         }
         let signal = if hurried { ", and another signal arrived" } else { "" };
         let why = format!("no answer for {} s{signal}", began.elapsed().as_secs());
-        for (index, Begun { silent, dirty: then }) in pending {
+        for (index, StopSnapshot { silent, dirty: then }) in pending {
             dirty.extend(then);
             // An engine that is ending does not report the state of its devices any more.
             let silent = if silent.is_empty() {
@@ -151,7 +152,7 @@ impl Supervisor {
         for stays in &dirty {
             tracing::info!(event = "dirty-stays", "{}", stays.sentence());
         }
-        self.ending.stays(dirty);
+        self.stop_tracker.stays(dirty);
         match self.shared().table.first_failure() {
             Some(failure) if self.strict => outcome.and(Err(failure)),
             _ => outcome,
@@ -159,15 +160,17 @@ impl Supervisor {
     }
 
     /// Tells an engine to stop. `None`: its cache need not be waited for.
-    fn begin_stop(&self, index: usize) -> Option<Begun> {
+    fn begin_stop(&self, index: usize) -> Option<StopSnapshot> {
         let shared = self.shared();
         let engine = match shared.table.caches.get(index).map(|cache| &cache.state) {
             Some(CacheState::Open { engine, .. }) => engine.clone(),
-            Some(CacheState::Opening { .. } | CacheState::Ending { .. }) => return Some(Begun::default()),
+            Some(CacheState::Opening { .. } | CacheState::Ending { .. }) => {
+                return Some(StopSnapshot::default());
+            }
             _ => return None,
         };
         drop(shared);
-        let mut begun = Begun::default();
+        let mut begun = StopSnapshot::default();
         if let Some(status) = engine.status() {
             // It may have been opened a moment ago.
             self.tell_given_up(index, &status, true);

@@ -4,15 +4,15 @@
 //! The process ends after its last answer: it waits a moment for each client that has requested the
 //! stop and asks how it has ended.
 
-use crate::control_server::{AskStop, AskStopped, Control, Signal};
+use crate::control_server::{ControlServer, Signal, StopHandler, StopProgressHandler};
 use crate::engine_thread::Engine;
-use crate::supervisor::fronts::Fronts;
-use crate::supervisor::handover::Course;
+use crate::supervisor::fronts::FrontendManager;
+use crate::supervisor::handover::HandOverTracker;
 use crate::supervisor::report::volume_names;
 use crate::supervisor::table::{CacheEntry, Table};
 use crate::supervisor::{Event, Phase, Shared};
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::stop::{DirtyStays, Stopping};
+use bcached_control::stop::{RemainingDirty, StopReport};
 use bcached_engine::VolumeInfo;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -28,23 +28,23 @@ const ANSWERS: Duration = Duration::from_secs(2);
 
 /// How a stop by command has ended. Clones share it.
 #[derive(Clone, Default)]
-pub struct Ending(Arc<(Mutex<Told>, Condvar)>);
+pub struct StopTracker(Arc<(Mutex<StopState>, Condvar)>);
 
 #[derive(Default)]
-struct Told {
+struct StopState {
     /// The state when the stop was requested.
-    asked: Option<Stopping>,
+    asked: Option<StopReport>,
     ended: Option<Result<(), Failure>>,
     /// The clients that were cut off.
     cut: Vec<String>,
     /// The dirty data after everything was stopped.
-    stays: Vec<DirtyStays>,
+    stays: Vec<RemainingDirty>,
     /// Number of requests for the stop whose clients have not been told how it has ended. Some of
     /// them never ask.
     unheard: u32,
 }
 
-impl Ending {
+impl StopTracker {
     /// Records the clients that still have open what is about to end.
     pub fn cuts(&self, users: Vec<String>) {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner).cut = users;
@@ -52,13 +52,13 @@ impl Ending {
 
     /// Records what the engines have left dirty: write-back went on, and clients wrote, while the
     /// stop waited for clients.
-    pub fn stays(&self, dirty: Vec<DirtyStays>) {
+    pub fn stays(&self, dirty: Vec<RemainingDirty>) {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner).stays = dirty;
     }
 
     /// Publishes the outcome of the stop. If there are requesters, waits for them to hear it, and
     /// then for `control` to send the answers.
-    pub fn tell(&self, outcome: &Result<(), Failure>, control: &Control) {
+    pub fn tell(&self, outcome: &Result<(), Failure>, control: &ControlServer) {
         let (told, rung) = &*self.0;
         let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
         told.ended = Some(outcome.clone());
@@ -75,13 +75,13 @@ impl Ending {
 /// Returns the control thread's function that requests a stop.
 pub fn stop(
     shared: Arc<Mutex<Shared>>,
-    fronts: Fronts,
-    (ending, course): (Ending, Course),
+    fronts: FrontendManager,
+    (stop_tracker, hand_over): (StopTracker, HandOverTracker),
     events: Sender<Event>,
-) -> AskStop {
+) -> StopHandler {
     Box::new(move |asked, uid| {
         let timeout = shared.lock().unwrap_or_else(PoisonError::into_inner).stop_timeout;
-        let now = Stopping {
+        let now = StopReport {
             pid: Some(std::process::id()),
             dry_run: asked.dry_run,
             already: false,
@@ -96,13 +96,13 @@ pub fn stop(
             return Ok(now);
         }
         // A stop would end the hand-over, and the process that goes on then would know of no stop.
-        if course.is_under_way() {
+        if hand_over.is_under_way() {
             return Err(Failure::new(Kind::Busy, "the daemon cannot be stopped now")
                 .why("another process is taking over from it")
                 .next("try again when the take-over has ended"));
         }
         {
-            let mut told = ending.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut told = stop_tracker.0.0.lock().unwrap_or_else(PoisonError::into_inner);
             told.unheard = told.unheard.saturating_add(1);
             // A repeated request gets the same answer, with the state at the first one.
             if let Some(first) = &told.asked {
@@ -121,9 +121,9 @@ pub fn stop(
 }
 
 /// Returns the control thread's function that asks how the stop has ended.
-pub fn stopped(ending: Ending) -> AskStopped {
+pub fn stopped(stop_tracker: StopTracker) -> StopProgressHandler {
     Box::new(move || {
-        let (told, rung) = &*ending.0;
+        let (told, rung) = &*stop_tracker.0;
         let told = told.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = rung.wait_timeout_while(told, LOOK, |told| told.asked.is_some() && told.ended.is_none());
         let (mut told, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -143,7 +143,7 @@ pub fn stopped(ending: Ending) -> AskStopped {
 }
 
 /// Returns the dirty data in every open cache. Holds no lock while it waits for the engines.
-fn dirty(shared: &Mutex<Shared>) -> Vec<DirtyStays> {
+fn dirty(shared: &Mutex<Shared>) -> Vec<RemainingDirty> {
     let engines: Vec<Option<Engine>> = {
         let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
         shared.table.caches.iter().map(CacheEntry::engine).collect()
@@ -155,9 +155,9 @@ fn dirty(shared: &Mutex<Shared>) -> Vec<DirtyStays> {
 }
 
 /// Returns the dirty data in one cache, of served volumes that have backing devices.
-pub fn dirty_of(table: &Table, cache: usize, volumes: &[VolumeInfo]) -> Vec<DirtyStays> {
+pub fn dirty_of(table: &Table, cache: usize, volumes: &[VolumeInfo]) -> Vec<RemainingDirty> {
     let dirty = volumes.iter().filter(|info| info.may_be_dirty() && !info.flash_only);
-    let stays = dirty.map(|info| DirtyStays {
+    let stays = dirty.map(|info| RemainingDirty {
         volume: volume_names::name_of(&table.volumes, cache, info.id, volumes),
         dirty_bytes: info.dirty_sectors * 512,
         at_least: !info.is_counted,
@@ -174,9 +174,9 @@ mod tests {
     /// that to an earlier client, which had given up waiting.
     #[test]
     fn the_process_waits_for_each_client_that_has_requested_the_stop() {
-        let ending = Ending::default();
-        let unheard = || ending.0.0.lock().expect("no panic").unheard;
-        let asked = Stopping {
+        let stop_tracker = StopTracker::default();
+        let unheard = || stop_tracker.0.0.lock().expect("no panic").unheard;
+        let asked = StopReport {
             pid: None,
             dry_run: false,
             already: false,
@@ -188,10 +188,10 @@ mod tests {
             failure: None,
         };
         {
-            let mut told = ending.0.0.lock().expect("no panic");
+            let mut told = stop_tracker.0.0.lock().expect("no panic");
             (told.asked, told.ended, told.unheard) = (Some(asked), Some(Ok(())), 2);
         }
-        let ask = stopped(ending.clone());
+        let ask = stopped(stop_tracker.clone());
         for left in [1, 0, 0] {
             assert!(ask().expect("a stop was requested").ended);
             assert_eq!(unheard(), left);

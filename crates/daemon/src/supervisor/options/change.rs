@@ -8,21 +8,21 @@
 //! to be stored is first read back as the next start would read it, from the current files: what
 //! would stop that start is refused.
 
-use crate::control_server::AskChange;
+use crate::control_server::ChangeHandler;
 use crate::supervisor::jobs;
-use crate::supervisor::options::owner::{LABEL, Owner, View};
+use crate::supervisor::options::owner::{LABEL, OptionsOwner, OwnerView};
 use crate::supervisor::options::writeback_rate;
-use crate::supervisor::options::{Done, served_by};
+use crate::supervisor::options::{Completion, served_by};
 use crate::supervisor::table::{VolumeEntry, VolumeState};
 use crate::supervisor::volumes::label;
 use crate::supervisor::{Event, Shared, Supervisor};
-use bcached_config::options::layers::{Contradiction, Layers};
-use bcached_config::options::value::{Refused, Value};
-use bcached_config::options::{self, Definition, Place, Scope, shown};
+use bcached_config::options::layers::{OptionConflict, OptionLayers};
+use bcached_config::options::value::{Value, ValueError};
+use bcached_config::options::{self, OptionDefinition, OptionStorage, Scope, shown};
 use bcached_config::{Config, SetFile};
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::names::Called;
-use bcached_control::options::{Change, Changed, Changing};
+use bcached_control::names::TypedName;
+use bcached_control::options::{ChangedOption, OptionChange, OptionChangeReport};
 use bcached_engine::{Error, Status, VolumeInfo};
 use bcached_env::IoErrorKind;
 use bcached_format::Label;
@@ -37,15 +37,15 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(8);
 
 /// A requested change.
-pub struct Asked {
-    owner: Owner,
-    change: Change,
+pub struct ChangeRequest {
+    owner: OptionsOwner,
+    change: OptionChange,
     /// The user of the requesting process.
     uid: Option<u32>,
-    answer: Sender<Result<Changed, Failure>>,
+    answer: Sender<Result<OptionChangeReport, Failure>>,
 }
 
-impl Asked {
+impl ChangeRequest {
     fn user(&self) -> String {
         jobs::user(self.uid)
     }
@@ -56,12 +56,12 @@ impl Asked {
     }
 
     /// Answers a dry run: nothing was changed.
-    fn answer_plan(self, text: &str, changed: Changed) {
+    fn answer_plan(self, text: &str, changed: OptionChangeReport) {
         tracing::info!(event = "options-planned", uid = self.user(), "{text}");
         let _gone = self.answer.send(Ok(changed));
     }
 
-    fn answer(self, text: &str, changed: Changed) {
+    fn answer(self, text: &str, changed: OptionChangeReport) {
         tracing::info!(event = "options-changed", uid = self.user(), "{text}");
         let _gone = self.answer.send(Ok(changed));
     }
@@ -70,14 +70,14 @@ impl Asked {
 /// What an engine has to do before anything else: it may still fail, and then nothing is to be
 /// changed.
 #[derive(Clone, Copy)]
-enum First {
+enum FirstStep {
     /// The label to be written to the device.
     Label(Label),
     /// The write-back rate to be set at once, in sectors a second.
     Rate(u64),
 }
 
-impl First {
+impl FirstStep {
     /// The option that the step sets.
     const fn option(self) -> &'static str {
         match self {
@@ -102,12 +102,12 @@ impl First {
 const UNCHANGED: &str = "nothing was changed";
 
 /// The engine's answer to the first step.
-pub struct Ahead {
-    asked: Asked,
+pub struct FirstStepOutcome {
+    asked: ChangeRequest,
     text: String,
-    first: First,
+    first: FirstStep,
     /// The answer to the whole change.
-    changed: Changed,
+    changed: OptionChangeReport,
     outcome: Result<(), Error>,
 }
 
@@ -115,25 +115,28 @@ pub struct Ahead {
 const CACHE_MODE: &str = "cache_mode";
 
 /// The handler for the control thread.
-pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskChange {
+pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> ChangeHandler {
     Box::new(move |scope, typed, change, uid| {
-        let owner = Owner::find(&shared, scope, Called::by_owner(typed)).inspect_err(|failure| {
-            // The client tries a name as a volume first, and then as a cache: no refusal if it is a
-            // cache.
-            let is_cache = || Owner::find(&shared, Scope::Cache, Called::by_owner(typed)).is_ok();
-            if scope == Scope::Volume && failure.kind == Kind::UnknownName && is_cache() {
-                return;
-            }
-            let text = change.text(typed);
-            tracing::info!(event = "options-refused", uid = jobs::user(uid), "{text}: {failure}");
-        })?;
+        let owner =
+            OptionsOwner::find(&shared, scope, TypedName::by_owner(typed)).inspect_err(|failure| {
+                // The client tries a name as a volume first, and then as a cache: no refusal if it
+                // is a cache.
+                let is_cache =
+                    || OptionsOwner::find(&shared, Scope::Cache, TypedName::by_owner(typed)).is_ok();
+                if scope == Scope::Volume && failure.kind == Kind::UnknownName && is_cache() {
+                    return;
+                }
+                let text = change.text(typed);
+                tracing::info!(event = "options-refused", uid = jobs::user(uid), "{text}: {failure}");
+            })?;
         let (answer, answered) = mpsc::channel();
-        let _refused_below = events.send(Event::Ask(crate::supervisor::Asked::Change(Box::new(Asked {
-            owner,
-            change,
-            uid,
-            answer,
-        }))));
+        let _refused_below =
+            events.send(Event::Request(crate::supervisor::ClientRequest::Change(Box::new(ChangeRequest {
+                owner,
+                change,
+                uid,
+                answer,
+            }))));
         match answered.recv_timeout(LIMIT) {
             Ok(outcome) => outcome,
             Err(RecvTimeoutError::Timeout) => {
@@ -150,18 +153,18 @@ pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskChange {
 }
 
 /// A checked change.
-struct Plan {
-    layers: Layers,
+struct ChangePlan {
+    layers: OptionLayers,
     /// The file to be written, if its contents change.
     file: Option<SetFile>,
-    first: Option<First>,
+    first: Option<FirstStep>,
     /// An option is named that a superblock stores.
     is_written: bool,
-    changed: Changed,
+    changed: OptionChangeReport,
 }
 
 /// The options that a change names, parsed.
-struct Wanted {
+struct ParsedChange {
     set: BTreeMap<&'static str, Value>,
     /// Stored by the device.
     label: Option<Label>,
@@ -173,14 +176,14 @@ struct Wanted {
     notes: Vec<String>,
 }
 
-impl Wanted {
+impl ParsedChange {
     fn names(&self, option: &&'static str) -> bool {
         *option == LABEL || self.set.contains_key(option) || self.unset.contains(option)
     }
 
     /// Checks that the new values fit the others in force, before reporting which file is to store
     /// them.
-    fn check_together(&self, layers: &Layers) -> Result<(), Failure> {
+    fn check_together(&self, layers: &OptionLayers) -> Result<(), Failure> {
         if !self.unset.is_empty() {
             // The values of unset options come from the files, which are not read yet.
             return Ok(());
@@ -192,52 +195,54 @@ impl Wanted {
 
     fn is_written(&self, scope: Scope) -> bool {
         let mut named = self.set.keys().chain(&self.unset).filter_map(|name| scope.find(name));
-        named.any(|option| matches!(option.place, Place::Kept { .. } | Place::CacheMode))
+        named.any(|option| {
+            matches!(option.place, OptionStorage::CacheSuperblock { .. } | OptionStorage::CacheMode)
+        })
     }
 }
 
 impl Supervisor {
     /// Carries out a change, and answers when it is done.
-    pub fn change(&self, asked: Asked) {
+    pub fn change(&self, asked: ChangeRequest) {
         let Some(view) = asked.owner.view(&self.shared().table) else { return };
         let text = asked.change.text(view.display_name());
         match self.plan(&view, &asked.change) {
             Err(failure) => asked.refuse(&text, failure),
             Ok(plan) if asked.change.dry_run => asked.answer_plan(&text, plan.changed),
-            Ok(Plan { first: Some(first), changed, .. }) => self.go_ahead(asked, text, first, changed),
+            Ok(ChangePlan { first: Some(first), changed, .. }) => self.go_ahead(asked, text, first, changed),
             Ok(plan) => self.take_up(asked, &text, plan),
         }
     }
 
     /// Has the engine do the first step.
-    fn go_ahead(&self, asked: Asked, text: String, first: First, changed: Changed) {
+    fn go_ahead(&self, asked: ChangeRequest, text: String, first: FirstStep, changed: OptionChangeReport) {
         let shared = self.shared();
         let entry = match asked.owner {
-            Owner::Volume(index) => shared.table.volumes.get(index),
-            Owner::Cache(_) => None,
+            OptionsOwner::Volume(index) => shared.table.volumes.get(index),
+            OptionsOwner::Cache(_) => None,
         };
         let Some((engine, info)) = entry.and_then(|entry| served_by(entry, &shared.table.caches)) else {
             return;
         };
         let sender = self.sender.clone();
         let answer = Box::new(move |outcome| {
-            let ahead = Ahead { asked, text, first, changed, outcome };
-            drop(sender.send(Event::Ahead(Box::new(ahead))));
+            let step = FirstStepOutcome { asked, text, first, changed, outcome };
+            drop(sender.send(Event::FirstStepDone(Box::new(step))));
         });
         match first {
-            First::Label(label) => engine.set_label(info.id, label, answer),
-            First::Rate(rate) => engine.set_writeback_rate(info.id, rate, answer),
+            FirstStep::Label(label) => engine.set_label(info.id, label, answer),
+            FirstStep::Rate(rate) => engine.set_writeback_rate(info.id, rate, answer),
         }
     }
 
     /// Handles the end of the first step. If it failed, nothing is changed. Otherwise the rest is
     /// checked once more: others may have changed something meanwhile.
-    pub fn ahead(&self, ahead: Ahead) {
-        let Ahead { mut asked, text, first, changed, outcome } = ahead;
-        let Owner::Volume(index) = asked.owner else { return };
+    pub fn first_step_done(&self, step: FirstStepOutcome) {
+        let FirstStepOutcome { mut asked, text, first, changed, outcome } = step;
+        let OptionsOwner::Volume(index) = asked.owner else { return };
         let done = match first {
-            First::Label(label) => self.labelled(index, label, outcome),
-            First::Rate(_) => self.paced(index, outcome),
+            FirstStep::Label(label) => self.labelled(index, label, outcome),
+            FirstStep::Rate(_) => self.paced(index, outcome),
         };
         if let Err(failure) = done {
             return asked.refuse(&text, failure);
@@ -249,13 +254,13 @@ impl Supervisor {
         let Some(view) = asked.owner.view(&self.shared().table) else { return };
         match self.plan(&view, &asked.change) {
             Err(failure) => asked.refuse(&text, first.alone(failure)),
-            Ok(plan) => self.take_up(asked, &text, Plan { first: Some(first), changed, ..plan }),
+            Ok(plan) => self.take_up(asked, &text, ChangePlan { first: Some(first), changed, ..plan }),
         }
     }
 
     /// Stores the planned values, and puts them into force. The first step, if any, is done.
-    fn take_up(&self, asked: Asked, text: &str, plan: Plan) {
-        let Plan { layers, file, first, is_written, changed } = plan;
+    fn take_up(&self, asked: ChangeRequest, text: &str, plan: ChangePlan) {
+        let ChangePlan { layers, file, first, is_written, changed } = plan;
         if let Err(failure) = file.as_ref().map_or(Ok(()), SetFile::write) {
             let failure = or_for_now(failure);
             let failure = match first {
@@ -267,7 +272,7 @@ impl Supervisor {
         let owner = asked.owner;
         owner.take(&mut self.shared().table, layers);
         tracing::info!(event = "options-changed", uid = asked.user(), "{text}");
-        let then = Done::new(move |done| drop(asked.answer.send(done.map(|()| changed))));
+        let then = Completion::new(move |done| drop(asked.answer.send(done.map(|()| changed))));
         // Before the answer: a client that looks after it has to find the values in force.
         self.apply_options();
         // Values of earlier requests that are not in the superblock yet are retried. A client that
@@ -276,18 +281,20 @@ impl Supervisor {
             then
         } else {
             then.call(Ok(()));
-            Done::nobody()
+            Completion::nobody()
         };
         match owner {
-            Owner::Volume(index) => self.apply_cache_mode(index, then),
-            Owner::Cache(index) => self.apply_settings(index, then),
+            OptionsOwner::Volume(index) => self.apply_cache_mode(index, then),
+            OptionsOwner::Cache(index) => self.apply_settings(index, then),
         }
     }
 
-    fn plan(&self, view: &View, change: &Change) -> Result<Plan, Failure> {
+    fn plan(&self, view: &OwnerView, change: &OptionChange) -> Result<ChangePlan, Failure> {
         let mut wanted = understand(change, view)?;
         let label = match (view, wanted.label) {
-            (View::Volume(entry), Some(label)) => Some(self.judge_label(entry, label, &mut wanted.notes)?),
+            (OwnerView::Volume(entry), Some(label)) => {
+                Some(self.judge_label(entry, label, &mut wanted.notes)?)
+            }
             _ => None,
         };
         if wanted.rate.is_some() {
@@ -330,14 +337,14 @@ impl Supervisor {
         let changed = describe(view, &layers, &wanted, change);
         let kept_in = self.config.set_file.as_ref().filter(|_| file.is_some());
         let kept_in = kept_in.map(|path| path.display().to_string());
-        let first = label.flatten().map(First::Label).or(wanted.rate.map(First::Rate));
+        let first = label.flatten().map(FirstStep::Label).or(wanted.rate.map(FirstStep::Rate));
         let is_written = wanted.is_written(view.scope());
-        Ok(Plan { layers, file, first, is_written, changed: Changed { kept_in, ..changed } })
+        Ok(ChangePlan { layers, file, first, is_written, changed: OptionChangeReport { kept_in, ..changed } })
     }
 
     /// Checks that a superblock can be written for the option: the set has not failed, and the
     /// device is not gone.
-    fn check_writes(&self, view: &View, option: &'static str) -> Result<(), Failure> {
+    fn check_writes(&self, view: &OwnerView, option: &'static str) -> Result<(), Failure> {
         let engine = view.engine(&self.shared().table);
         let Some(status) = engine.and_then(|engine| engine.status()) else { return Ok(()) };
         // With a failed set, the cache mode is written when the set works again.
@@ -364,9 +371,9 @@ impl Supervisor {
         self.keeps_for(Scope::Volume, entry.name.as_ref(), entry.display_name())
     }
 
-    fn keeps_of<'a>(&'a self, view: &'a View) -> Result<(&'a Path, &'a str), Failure> {
+    fn keeps_of<'a>(&'a self, view: &'a OwnerView) -> Result<(&'a Path, &'a str), Failure> {
         self.keeps_for(view.scope(), view.name(), view.display_name()).map_err(|failure| match view {
-            View::Volume(entry) if entry.is_flash_only() => {
+            OwnerView::Volume(entry) if entry.is_flash_only() => {
                 failure.why("the options of a flash-only volume are not kept")
             }
             _ => failure,
@@ -402,10 +409,10 @@ impl Supervisor {
     /// them.
     fn reread(
         &self,
-        layers: &mut Layers,
+        layers: &mut OptionLayers,
         (scope, name): (Scope, &str),
         newest: &SetFile,
-        wanted: &Wanted,
+        wanted: &ParsedChange,
     ) -> Result<(), Failure> {
         let config = Config::load_with(&self.line, Some(&newest.text()))?;
         let volumes = config.volumes.into_iter().map(|volume| (Scope::Volume, volume.name, volume.options));
@@ -423,8 +430,8 @@ impl Supervisor {
 }
 
 /// How the volume's backing device has gone, if that is known.
-fn gone_from_under(view: &View, status: &Status) -> Option<IoErrorKind> {
-    let View::Volume(entry) = view else { return None };
+fn gone_from_under(view: &OwnerView, status: &Status) -> Option<IoErrorKind> {
+    let OwnerView::Volume(entry) = view else { return None };
     let VolumeState::Served(info) = &entry.state else { return None };
     let now = status.volumes.iter().find(|now| now.id == info.id)?;
     let last = now.backing_health?.last_error?;
@@ -432,8 +439,8 @@ fn gone_from_under(view: &View, status: &Status) -> Option<IoErrorKind> {
 }
 
 /// Parses every option and every value that `change` names.
-fn understand(change: &Change, view: &View) -> Result<Wanted, Failure> {
-    let mut wanted = Wanted {
+fn understand(change: &OptionChange, view: &OwnerView) -> Result<ParsedChange, Failure> {
+    let mut wanted = ParsedChange {
         set: BTreeMap::new(),
         label: None,
         rate: None,
@@ -451,17 +458,17 @@ fn understand(change: &Change, view: &View) -> Result<Wanted, Failure> {
             |why| Failure::new(Kind::Usage, format!("cannot set {name}")).why(why).option(name.as_str());
         let value = match option.read(&typed.0) {
             Ok(value) => value,
-            Err(Refused::OutOfRange(why, end)) if option.is_of_kernel => {
+            Err(ValueError::OutOfRange(why, end)) if option.is_of_kernel => {
                 wanted.notes.push(format!("{name}: {why}, which is used"));
                 end
             }
-            Err(Refused::OutOfRange(why, _) | Refused::NotUnderstood(why)) => return Err(refused(why)),
+            Err(ValueError::OutOfRange(why, _) | ValueError::NotUnderstood(why)) => return Err(refused(why)),
         };
-        if matches!(option.place, Place::Label) {
+        if matches!(option.place, OptionStorage::Label) {
             wanted.label = Some(label::read(&typed.0, change.runtime)?);
             continue;
         }
-        if matches!(option.place, Place::Pace) {
+        if matches!(option.place, OptionStorage::WritebackRate) {
             wanted.rate = Some(writeback_rate::read(option, &value, change.runtime)?);
             continue;
         }
@@ -469,13 +476,13 @@ fn understand(change: &Change, view: &View) -> Result<Wanted, Failure> {
     }
     for name in &change.unset {
         let option = changeable(name, view)?;
-        if matches!(option.place, Place::Label) {
+        if matches!(option.place, OptionStorage::Label) {
             return Err(Failure::new(Kind::Usage, "cannot unset label")
                 .why("only the device keeps it")
                 .next(format!("`bcached set {} label=` removes it", view.display_name()))
                 .option(name.as_str()));
         }
-        if matches!(option.place, Place::Pace) {
+        if matches!(option.place, OptionStorage::WritebackRate) {
             return Err(writeback_rate::not_said());
         }
         if wanted.set.contains_key(option.name) {
@@ -491,10 +498,10 @@ fn understand(change: &Change, view: &View) -> Result<Wanted, Failure> {
 }
 
 /// The option called `name`, if it can be changed here.
-fn changeable(name: &str, view: &View) -> Result<&'static Definition, Failure> {
+fn changeable(name: &str, view: &OwnerView) -> Result<&'static OptionDefinition, Failure> {
     let scope = view.scope();
     let Some(option) = scope.find(name) else { return Err(options::unknown(scope, name)) };
-    let is_flash_only = matches!(view, View::Volume(entry) if entry.is_flash_only());
+    let is_flash_only = matches!(view, OwnerView::Volume(entry) if entry.is_flash_only());
     if is_flash_only && !option.is_of_flash() {
         return Err(Failure::new(Kind::Usage, format!("{} has no {name}", view.display_name()))
             .why("it is a flash-only volume")
@@ -504,7 +511,12 @@ fn changeable(name: &str, view: &View) -> Result<&'static Definition, Failure> {
 }
 
 /// Describes each named option, as it is and as it will be.
-fn describe(view: &View, layers: &Layers, wanted: &Wanted, change: &Change) -> Changed {
+fn describe(
+    view: &OwnerView,
+    layers: &OptionLayers,
+    wanted: &ParsedChange,
+    change: &OptionChange,
+) -> OptionChangeReport {
     let scope = view.scope();
     let label = wanted.label.map(|_| &LABEL);
     let named = wanted.set.keys().chain(&wanted.unset).chain(label).filter_map(|name| scope.find(name));
@@ -512,10 +524,10 @@ fn describe(view: &View, layers: &Layers, wanted: &Wanted, change: &Change) -> C
         let (was, is) = view.before_and_after(layers, wanted.label, option);
         // The line may differ because one above it was added or removed.
         let already = (&was.value, &was.origin, &was.file) == (&is.value, &is.origin, &is.file);
-        Changing { already, before: was.value, after: is }
+        ChangedOption { already, before: was.value, after: is }
     });
     let rate = wanted.rate.and_then(|rate| writeback_rate::describe(view, wanted.now.as_ref(), rate));
-    Changed {
+    OptionChangeReport {
         owner: shown::named(scope, view.display_name()),
         dry_run: change.dry_run,
         kept_in: None,
@@ -525,7 +537,7 @@ fn describe(view: &View, layers: &Layers, wanted: &Wanted, change: &Change) -> C
 }
 
 /// The failure for values that contradict each other.
-fn not_together(wrong: Contradiction) -> Failure {
+fn not_together(wrong: OptionConflict) -> Failure {
     let [one, other] = wrong.options;
     Failure::new(Kind::Usage, UNCHANGED)
         .why(wrong.what)

@@ -1,15 +1,15 @@
 //! Compares what runs with what the files say now. They differ if the files were changed without a
 //! reload, or if values were set with `--runtime`.
 
-use crate::control_server::AskDifferences;
-use crate::supervisor::options::owner::{Owner, View};
+use crate::control_server::ConfigDiffHandler;
+use crate::supervisor::options::owner::{OptionsOwner, OwnerView};
 use crate::supervisor::table::{CacheEntry, VolumeEntry};
 use crate::supervisor::{Event, Supervisor};
 use bcached_config::options::Scope;
-use bcached_config::options::layers::{Configured, Layers};
+use bcached_config::options::layers::{ConfiguredOptions, OptionLayers};
 use bcached_config::options::value::Value;
-use bcached_config::{Config, Flash, Group, Tls, Volume};
-use bcached_control::config_diff::{Difference, Differences};
+use bcached_config::{Config, FlashVolume, Group, Tls, Volume};
+use bcached_control::config_diff::{ConfigDifference, ConfigDifferences};
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::sizes::typed;
 use std::sync::mpsc::{self, Sender};
@@ -19,7 +19,7 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(8);
 
 /// The client that waits for the answer.
-pub type Answer = Sender<Result<Differences, Failure>>;
+pub type DiffReply = Sender<Result<ConfigDifferences, Failure>>;
 
 const RESTART: &str = "the next start";
 const OF_DEVICE: &str = "the next start; `bcached replace` moves its volumes to another device now";
@@ -30,10 +30,11 @@ const RUNTIME: &str = "`bcached unset` or the next start: it was set with --runt
 const RELOAD: &str = "a reload or the next start";
 
 /// The handler for the control thread.
-pub fn ask(events: Sender<Event>) -> AskDifferences {
+pub fn ask(events: Sender<Event>) -> ConfigDiffHandler {
     Box::new(move || {
         let (answer, answered) = mpsc::channel();
-        let _refused_below = events.send(Event::Ask(crate::supervisor::Asked::Differs(answer)));
+        let _refused_below =
+            events.send(Event::Request(crate::supervisor::ClientRequest::ConfigDiff(answer)));
         answered.recv_timeout(LIMIT).unwrap_or_else(|_| {
             Err(crate::supervisor::late("the daemon has not compared its files yet").next("try again later"))
         })
@@ -42,25 +43,25 @@ pub fn ask(events: Sender<Event>) -> AskDifferences {
 
 impl Supervisor {
     /// Answers the client.
-    pub fn differs(&self, answer: &Answer) {
+    pub fn differs(&self, answer: &DiffReply) {
         let _gone = answer.send(self.differences());
     }
 
-    fn differences(&self) -> Result<Differences, Failure> {
+    fn differences(&self) -> Result<ConfigDifferences, Failure> {
         if self.strict {
             return Err(Failure::new(Kind::Usage, "there is nothing to compare")
                 .why("the daemon serves devices of its command line, without a configuration"));
         }
         let differences = self.differences_from(&Config::load(&self.line)?);
-        Ok(Differences { differences })
+        Ok(ConfigDifferences { differences })
     }
 
     /// What a reload of `files` leaves unchanged, and until when, a sentence each.
     pub fn not_reloaded(&self, files: &Config) -> Vec<String> {
         let all = self.differences_from(files).into_iter();
         let left = all.filter(|difference| difference.mends.starts_with(RESTART));
-        let sentence = |difference: Difference| {
-            let Difference { section, key, running, mends, .. } = difference;
+        let sentence = |difference: ConfigDifference| {
+            let ConfigDifference { section, key, running, mends, .. } = difference;
             match (key, running) {
                 (Some(key), running) => {
                     let runs = running.unwrap_or_else(|| "unset".to_owned());
@@ -74,8 +75,8 @@ impl Supervisor {
         left.filter_map(sentence).collect()
     }
 
-    fn differences_from(&self, files: &Config) -> Vec<Difference> {
-        let mut found = Found(Vec::new());
+    fn differences_from(&self, files: &Config) -> Vec<ConfigDifference> {
+        let mut found = DifferenceList(Vec::new());
         found.of_daemon(&self.config, files);
         found.of_flash(&self.config, files);
         let shared = self.shared();
@@ -91,7 +92,7 @@ impl Supervisor {
             let devices = [&cache.device, &said.device].map(|device| Some(device.clone()));
             let [runs, device] = devices;
             found.value(&section, "device", runs, device, OF_DEVICE);
-            if let Some(view) = Owner::Cache(*index).view(&shared.table) {
+            if let Some(view) = OptionsOwner::Cache(*index).view(&shared.table) {
                 found.of_options(&view, &said.options);
             }
         }
@@ -103,10 +104,10 @@ impl Supervisor {
         }
         for (index, entry) in shared.table.volumes.iter().enumerate().filter(|(_, entry)| !entry.is_removed())
         {
-            let Some(view) = Owner::Volume(index).view(&shared.table) else { continue };
+            let Some(view) = OptionsOwner::Volume(index).view(&shared.table) else { continue };
             match files.volumes.iter().find(|said| said.name == entry.name) {
                 // No options of a flash-only volume are stored.
-                _ if entry.is_flash_only() => found.of_options(&view, &Configured::new()),
+                _ if entry.is_flash_only() => found.of_options(&view, &ConfiguredOptions::new()),
                 Some(said) => {
                     found.of_volume(entry, said);
                     let only = [lasting_name(&running), only_name(files)];
@@ -145,9 +146,9 @@ fn only_name(files: &Config) -> Option<&str> {
     }
 }
 
-struct Found(Vec<Difference>);
+struct DifferenceList(Vec<ConfigDifference>);
 
-impl Found {
+impl DifferenceList {
     fn value(
         &mut self,
         section: &str,
@@ -158,7 +159,7 @@ impl Found {
     ) {
         if running != files {
             let (section, key, mends) = (section.to_owned(), Some(key.to_owned()), mends.to_owned());
-            self.0.push(Difference { section, key, running, files, mends });
+            self.0.push(ConfigDifference { section, key, running, files, mends });
         }
     }
 
@@ -166,7 +167,7 @@ impl Found {
     fn section(&mut self, section: &str, runs: bool, mends: &str) {
         let there = |is: bool| is.then(|| "a section".to_owned());
         let (running, files) = (there(runs), there(!runs));
-        self.0.push(Difference {
+        self.0.push(ConfigDifference {
             section: section.to_owned(),
             key: None,
             running,
@@ -204,9 +205,9 @@ impl Found {
         let mends =
             if running.certificates().is_some() && files.certificates().is_some() { RELOAD } else { RESTART };
         let tls = |tls: &Tls| match tls {
-            Tls::Unsaid => None,
+            Tls::Unset => None,
             Tls::Off => Some("off".to_owned()),
-            Tls::With(certificates) => Some(certificates.directory.display().to_string()),
+            Tls::On(certificates) => Some(certificates.directory.display().to_string()),
         };
         self.value("nbd", "tls", tls(running), tls(files), mends);
         let verify_peer = |tls: &Tls| tls.certificates().map(|its| its.verify_peer.to_string());
@@ -221,18 +222,18 @@ impl Found {
             self.value(&section, "read_only", of(runs.read_only), of(said.read_only), RESTART);
             self.value(&section, "shared", of(runs.shared), of(said.shared), RESTART);
             self.value(&section, "export", Some(runs.ways.to_string()), Some(said.ways.to_string()), RESTART);
-            let number = |flash: &Flash| flash.number.map(|number| number.to_string());
+            let number = |flash: &FlashVolume| flash.number.map(|number| number.to_string());
             self.value(&section, "number", number(runs), number(said), RESTART);
         }
     }
 
     /// Compares the options in force with those that would be in force from the files alone.
-    fn of_options(&mut self, view: &View, configured: &Configured) {
+    fn of_options(&mut self, view: &OwnerView, configured: &ConfiguredOptions) {
         let section = match view.scope() {
             Scope::Volume => format!("volume.{}", view.display_name()),
             Scope::Cache => format!("cache.{}", view.display_name()),
         };
-        let files = Layers { configured: configured.clone(), ..Layers::default() };
+        let files = OptionLayers { configured: configured.clone(), ..OptionLayers::default() };
         for option in view.scope().options().iter().filter(|option| option.not_configured().is_none()) {
             let is_runtime = view.layers().runtime.contains_key(option.name);
             let (running, said) = view.before_and_after(&files, None, option);

@@ -8,30 +8,30 @@ pub mod reload;
 pub mod runtime;
 pub mod writeback_rate;
 
-use crate::control_server::AskOptions;
-use crate::engine_thread::{Engine, Keep};
+use crate::control_server::OptionsHandler;
+use crate::engine_thread::{Engine, ModePersistence};
 use crate::supervisor::caches::CacheEvent;
 use crate::supervisor::table::{Table, VolumeEntry, VolumeState};
 use crate::supervisor::volumes::VolumeEvent;
 use crate::supervisor::{Event, Shared, Supervisor};
 use bcached_config::Config;
-use bcached_config::options::layers::Layers;
+use bcached_config::options::layers::OptionLayers;
 use bcached_config::options::quiet_hours;
 use bcached_config::options::value::Value;
-use bcached_config::options::{Definition, Place, shown};
+use bcached_config::options::{OptionDefinition, OptionStorage, shown};
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::names::{self, Called, Known};
-use bcached_control::options::{Options, Shown};
+use bcached_control::names::{self, KnownNames, TypedName};
+use bcached_control::options::{OptionEntry, Options};
 use bcached_engine::{Error, RateInfo, VolumeInfo, VolumeOptions};
 use bcached_format::{CacheMode, Label};
-use owner::{Owner, View};
-use pending_settings::Word;
+use owner::{OptionsOwner, OwnerView};
+use pending_settings::RequestId;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Called once a change is in force, or has failed; possibly on an engine's thread.
-pub struct Done(Box<dyn FnOnce(Result<(), Failure>) + Send>);
+pub struct Completion(Box<dyn FnOnce(Result<(), Failure>) + Send>);
 
-impl Done {
+impl Completion {
     pub fn new(then: impl FnOnce(Result<(), Failure>) + Send + 'static) -> Self {
         Self(Box::new(then))
     }
@@ -87,7 +87,7 @@ impl Supervisor {
     }
 
     /// Writes the configured settings to the superblock of an open cache, unless they are there.
-    pub fn apply_settings(&self, index: usize, done: Done) {
+    pub fn apply_settings(&self, index: usize, done: Completion) {
         let mut shared = self.shared();
         let Some(entry) = shared.table.caches.get_mut(index) else { return done.0(Ok(())) };
         let (Some(engine), Some(before)) = (entry.engine(), entry.kept) else {
@@ -99,14 +99,14 @@ impl Supervisor {
             return done.0(Ok(()));
         }
         let name = entry.display_name().to_owned();
-        let (sender, word) = (self.sender.clone(), Word::default());
-        entry.said_settings.say(&word, before);
+        let (sender, request) = (self.sender.clone(), RequestId::default());
+        entry.pending_settings.add(&request, before);
         entry.kept = Some(after);
         engine.keep_settings(
             wanted,
             Box::new(move |result: Result<(), Error>| {
                 let _stopping =
-                    sender.send(Event::Cache(index, CacheEvent::SettingsSettled(word, result.is_err())));
+                    sender.send(Event::Cache(index, CacheEvent::SettingsSettled(request, result.is_err())));
                 let kept = result.map_err(|error| {
                     tracing::error!(
                         event = "settings-failed",
@@ -122,9 +122,9 @@ impl Supervisor {
     }
 
     /// Settles a pending write of the superblock. After a refusal the next reload may try again.
-    pub fn settings_settled(&self, index: usize, word: &Word, is_refused: bool) {
+    pub fn settings_settled(&self, index: usize, request: &RequestId, is_refused: bool) {
         if let Some(entry) = self.shared().table.caches.get_mut(index)
-            && let Some(before) = entry.said_settings.settle(word, is_refused)
+            && let Some(before) = entry.pending_settings.settle(request, is_refused)
         {
             entry.kept = Some(before);
         }
@@ -132,12 +132,15 @@ impl Supervisor {
 
     /// Gives a served volume its requested cache mode, unless it has it. Only a mode from the files
     /// is written to the superblock; a runtime value must leave nothing there.
-    pub fn apply_cache_mode(&self, index: usize, done: Done) {
+    pub fn apply_cache_mode(&self, index: usize, done: Completion) {
         let mut shared = self.shared();
         let table = &mut shared.table;
         let Some(entry) = table.volumes.get_mut(index) else { return done.0(Ok(())) };
-        let keep =
-            if entry.options.runtime.contains_key("cache_mode") { Keep::ForNow } else { Keep::InSuperblock };
+        let keep = if entry.options.runtime.contains_key("cache_mode") {
+            ModePersistence::Temporary
+        } else {
+            ModePersistence::InSuperblock
+        };
         let kept = entry.kept_mode;
         let (wanted, name) = (entry.options.cache_mode().or(kept), entry.display_name().to_owned());
         let Some((engine, _)) = served_by(entry, &table.caches) else { return done.0(Ok(())) };
@@ -146,21 +149,21 @@ impl Supervisor {
         };
         // A mode that is in the superblock already is not written again: a cache that has failed
         // could not do it.
-        let keep = if kept == Some(mode) { Keep::ForNow } else { keep };
-        let is_kept = keep == Keep::ForNow;
+        let keep = if kept == Some(mode) { ModePersistence::Temporary } else { keep };
+        let is_kept = keep == ModePersistence::Temporary;
         if info.flash_only || (info.mode == mode && is_kept) {
             return done.0(Ok(()));
         }
-        let (id, sender, word) = (info.id, self.sender.clone(), Word::default());
-        entry.said_mode.in_force.say(&word, info.mode);
+        let (id, sender, request) = (info.id, self.sender.clone(), RequestId::default());
+        entry.pending_modes.in_force.add(&request, info.mode);
         info.mode = mode;
-        if keep == Keep::InSuperblock {
-            entry.said_mode.kept.say(&word, kept);
+        if keep == ModePersistence::InSuperblock {
+            entry.pending_modes.kept.add(&request, kept);
             entry.kept_mode = Some(mode);
         }
         let answer = move |result: Result<(), Error>| {
             let _stopping =
-                sender.send(Event::Volume(index, VolumeEvent::ModeSettled(word, result.is_err())));
+                sender.send(Event::Volume(index, VolumeEvent::ModeSettled(request, result.is_err())));
             match result {
                 Ok(()) => {
                     tracing::info!(event = "cache-mode-set", "{name}: its cache mode is {} now", mode.name());
@@ -182,13 +185,13 @@ impl Supervisor {
     }
 
     /// Settles a pending cache mode. After a refusal the next reload may try again.
-    pub fn mode_settled(&self, index: usize, word: &Word, is_refused: bool) {
+    pub fn mode_settled(&self, index: usize, request: &RequestId, is_refused: bool) {
         let mut shared = self.shared();
         let Some(entry) = shared.table.volumes.get_mut(index) else { return };
-        if let Some(before) = entry.said_mode.kept.settle(word, is_refused) {
+        if let Some(before) = entry.pending_modes.kept.settle(request, is_refused) {
             entry.kept_mode = before;
         }
-        let in_force = entry.said_mode.in_force.settle(word, is_refused);
+        let in_force = entry.pending_modes.in_force.settle(request, is_refused);
         if let (VolumeState::Served(info), Some(before)) = (&mut entry.state, in_force) {
             info.mode = before;
         }
@@ -212,7 +215,7 @@ pub fn check_with(config: &Config, table: &Table) -> Result<(), Failure> {
     for volume in &config.volumes {
         let entry = table.volumes.iter().find(|entry| entry.name == volume.name);
         let runtime = entry.map(|entry| entry.options.runtime.clone()).unwrap_or_default();
-        let layers = Layers { configured: volume.options.clone(), runtime };
+        let layers = OptionLayers { configured: volume.options.clone(), runtime };
         layers.check().map_err(|wrong| {
             let name = volume.name.as_deref().unwrap_or(&volume.backing);
             Failure::new(Kind::Config, format!("the options of {name} contradict each other"))
@@ -225,17 +228,17 @@ pub fn check_with(config: &Config, table: &Table) -> Result<(), Failure> {
 
 impl Table {
     /// The names by which each volume can be called, in the order of the table.
-    pub fn known(&self) -> Vec<Known> {
+    pub fn known(&self) -> Vec<KnownNames> {
         let known = |entry: &VolumeEntry| {
             if entry.is_removed() {
-                return Known { former: Some(entry.display_name().to_owned()), ..Known::default() };
+                return KnownNames { former: Some(entry.display_name().to_owned()), ..KnownNames::default() };
             }
             let info = match &entry.state {
                 VolumeState::Served(info) => Some(info),
                 _ => None,
             };
             let label = info.map(|info| info.label).or(entry.label).map(|label| label.to_string());
-            Known {
+            KnownNames {
                 name: entry.display_name().to_owned(),
                 kernel_name: Some(names::in_control_files(entry.number)),
                 label: label.filter(|label| !label.is_empty()),
@@ -251,7 +254,7 @@ impl Table {
 
 /// Finds the volume called `typed`. Reads files, so it must not run on the loop.
 pub fn resolve(shared: &Mutex<Shared>, typed: &str) -> Result<usize, Failure> {
-    resolve_called(shared, Called::by_owner(typed))
+    resolve_called(shared, TypedName::by_owner(typed))
 }
 
 /// The same; `None` if a volume of that name is configured and not to be served, or was removed.
@@ -267,19 +270,21 @@ pub fn resolve_or_gone(shared: &Mutex<Shared>, typed: &str) -> Result<Option<usi
 }
 
 /// The same, where `called` also says whether files may be read to resolve the name.
-pub fn resolve_called(shared: &Mutex<Shared>, called: Called<'_>) -> Result<usize, Failure> {
+pub fn resolve_called(shared: &Mutex<Shared>, called: TypedName<'_>) -> Result<usize, Failure> {
     let typed = called.typed;
     let known = {
         let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
         // A name of the configuration is never the label of another volume.
-        let unserved =
-            shared.config.unserved().map(|name| Known { former: Some(name.to_owned()), ..Known::default() });
+        let unserved = shared
+            .config
+            .unserved()
+            .map(|name| KnownNames { former: Some(name.to_owned()), ..KnownNames::default() });
         let mut known = shared.table.known();
         known.extend(unserved);
         known
     };
     names::resolve_called(called, &known).map_err(|meant| {
-        let name = |known: &'_ Known| known.name.clone();
+        let name = |known: &'_ KnownNames| known.name.clone();
         let meant: Vec<_> = meant.into_iter().map(|index| name(&known[index])).collect();
         if meant.is_empty() && known.iter().any(|known| known.former.as_deref() == Some(typed)) {
             return Failure::new(Kind::UnknownName, format!("`{typed}` is not served"))
@@ -292,9 +297,9 @@ pub fn resolve_called(shared: &Mutex<Shared>, called: Called<'_>) -> Result<usiz
 }
 
 /// The handler for `get` on the control thread. It holds no lock while it waits for an engine.
-pub fn options_of(shared: Arc<Mutex<Shared>>) -> AskOptions {
+pub fn options_of(shared: Arc<Mutex<Shared>>) -> OptionsHandler {
     Box::new(move |scope, called| {
-        let owner = Owner::find(&shared, scope, called)?;
+        let owner = OptionsOwner::find(&shared, scope, called)?;
         let (view, engine) = {
             let table = &shared.lock().unwrap_or_else(PoisonError::into_inner).table;
             let Some(view) = owner.view(table) else {
@@ -305,8 +310,8 @@ pub fn options_of(shared: Arc<Mutex<Shared>>) -> AskOptions {
         };
         let owner = shown::named(scope, view.display_name());
         let entry = match &view {
-            View::Volume(entry) => entry,
-            View::Cache(cache) => {
+            OwnerView::Volume(entry) => entry,
+            OwnerView::Cache(cache) => {
                 let show = |option| owner::of_cache(cache, option);
                 return Ok(Options { owner, options: scope.options().iter().map(show).collect() });
             }
@@ -315,16 +320,16 @@ pub fn options_of(shared: Arc<Mutex<Shared>>) -> AskOptions {
             let VolumeState::Served(info) = &entry.state else { return None };
             status.volumes.into_iter().find(|now| now.id == info.id)
         });
-        let facts = Facts::of(entry, now.as_ref());
-        let has = |option: &&Definition| !entry.is_flash_only() || option.is_of_flash();
+        let facts = OptionSources::of(entry, now.as_ref());
+        let has = |option: &&OptionDefinition| !entry.is_flash_only() || option.is_of_flash();
         let options = scope.options().iter().filter(has).map(|option| facts.show(option)).collect();
         Ok(Options { owner, options })
     })
 }
 
 /// Everything that decides which values are in force.
-pub struct Facts<'a> {
-    pub layers: &'a Layers,
+pub struct OptionSources<'a> {
+    pub layers: &'a OptionLayers,
     /// The options of the engine.
     options: VolumeOptions,
     /// The current write-back rate, if known.
@@ -334,7 +339,7 @@ pub struct Facts<'a> {
     label: Option<String>,
 }
 
-impl<'a> Facts<'a> {
+impl<'a> OptionSources<'a> {
     /// The facts of a volume; `now` is the engine's current report of it, if there is one.
     pub fn of(entry: &'a VolumeEntry, now: Option<&VolumeInfo>) -> Self {
         let served = match &entry.state {
@@ -358,8 +363,13 @@ impl<'a> Facts<'a> {
     }
 
     /// The same if `layers` were in force.
-    pub fn with<'b>(&self, layers: &'b Layers, kept: Option<CacheMode>, label: Option<Label>) -> Facts<'b> {
-        Facts {
+    pub fn with<'b>(
+        &self,
+        layers: &'b OptionLayers,
+        kept: Option<CacheMode>,
+        label: Option<Label>,
+    ) -> OptionSources<'b> {
+        OptionSources {
             layers,
             options: layers.volume_options(|| 0),
             pace: self.pace,
@@ -369,25 +379,25 @@ impl<'a> Facts<'a> {
     }
 
     /// The option as it is.
-    pub fn show(&self, option: &'static Definition) -> Shown {
+    pub fn show(&self, option: &'static OptionDefinition) -> OptionEntry {
         let said = self.layers.said(option.name);
         let value = match option.place {
-            Place::Engine { read, .. } => Some(read(&self.options)),
-            Place::Pace => match self.pace {
+            OptionStorage::Engine { read, .. } => Some(read(&self.options)),
+            OptionStorage::WritebackRate => match self.pace {
                 Some(pace) => Some(pace.rate.map_or(Value::None, Value::Rate)),
                 None => option.default(),
             },
             // No option of a volume is stored there.
-            Place::Set { .. } | Place::Kept { .. } => None,
-            Place::QuietHours => said.map(|(value, _)| value.clone()).or(option.default()),
-            Place::Label => self.label.clone().map(Value::Text),
-            Place::CacheMode => match self.mode {
+            OptionStorage::CacheEngine { .. } | OptionStorage::CacheSuperblock { .. } => None,
+            OptionStorage::QuietHours => said.map(|(value, _)| value.clone()).or(option.default()),
+            OptionStorage::Label => self.label.clone().map(Value::Text),
+            OptionStorage::CacheMode => match self.mode {
                 Some(mode) => Some(Value::Word(mode.name())),
                 None => said.map(|(value, _)| value.clone()),
             },
         };
         let mut shown = shown::shown(option, value.as_ref());
-        let is_kept = matches!(option.place, Place::Label | Place::CacheMode);
+        let is_kept = matches!(option.place, OptionStorage::Label | OptionStorage::CacheMode);
         // A requested value that is not in force is not the origin of the one shown.
         let said = said.filter(|(asked, _)| value.as_ref() == Some(asked));
         if said.is_none() && is_kept {

@@ -9,34 +9,34 @@ use std::sync::Arc;
 
 /// One request. Clones are the same request.
 #[derive(Clone, Debug, Default)]
-pub struct Word(Arc<()>);
+pub struct RequestId(Arc<()>);
 
 /// Requests that are not settled, the oldest first, each with the value before it.
 #[derive(Clone, Debug)]
-pub struct Words<T>(Vec<(Word, T)>);
+pub struct PendingValues<T>(Vec<(RequestId, T)>);
 
-impl<T> Default for Words<T> {
+impl<T> Default for PendingValues<T> {
     fn default() -> Self {
         Self(Vec::new())
     }
 }
 
-impl<T> Words<T> {
+impl<T> PendingValues<T> {
     /// Records a request that replaces the value `before`.
-    pub fn say(&mut self, word: &Word, before: T) {
-        self.0.push((word.clone(), before));
+    pub fn add(&mut self, request: &RequestId, before: T) {
+        self.0.push((request.clone(), before));
     }
 
     /// The requests that are not settled, the oldest first.
     #[cfg(test)]
-    pub fn open(&self) -> Vec<Word> {
-        self.0.iter().map(|(word, _)| word.clone()).collect()
+    pub fn open(&self) -> Vec<RequestId> {
+        self.0.iter().map(|(request, _)| request.clone()).collect()
     }
 
     /// Settles a request, as done or refused. Returns the value in force from now on if that has
     /// changed.
-    pub fn settle(&mut self, word: &Word, is_refused: bool) -> Option<T> {
-        let at = self.0.iter().position(|(open, _)| Arc::ptr_eq(&open.0, &word.0))?;
+    pub fn settle(&mut self, request: &RequestId, is_refused: bool) -> Option<T> {
+        let at = self.0.iter().position(|(open, _)| Arc::ptr_eq(&open.0, &request.0))?;
         if !is_refused {
             // Older requests no longer matter, however they end.
             self.0.drain(..=at);
@@ -56,14 +56,14 @@ impl<T> Words<T> {
 
 /// Pending cache modes of a volume.
 #[derive(Clone, Debug, Default)]
-pub struct OfMode {
-    pub in_force: Words<CacheMode>,
+pub struct PendingModes {
+    pub in_force: PendingValues<CacheMode>,
     /// Those to be written to its superblock.
-    pub kept: Words<Option<CacheMode>>,
+    pub kept: PendingValues<Option<CacheMode>>,
 }
 
 /// Pending settings of a cache's superblock.
-pub type OfSettings = Words<Settings>;
+pub type PendingSettings = PendingValues<Settings>;
 
 #[cfg(test)]
 mod tests {
@@ -73,37 +73,40 @@ mod tests {
     /// refused itself.
     #[test]
     fn two_words_that_are_refused_leave_what_was_before_both() {
-        let (mut words, first, second) = (Words::default(), Word::default(), Word::default());
-        words.say(&first, "a");
-        words.say(&second, "b");
-        assert_eq!(words.settle(&first, true), None, "the second counts");
-        assert_eq!(words.settle(&second, true), Some("a"));
-        assert_eq!(words.settle(&second, true), None, "it is settled");
+        let (mut pending, first, second) =
+            (PendingValues::default(), RequestId::default(), RequestId::default());
+        pending.add(&first, "a");
+        pending.add(&second, "b");
+        assert_eq!(pending.settle(&first, true), None, "the second counts");
+        assert_eq!(pending.settle(&second, true), Some("a"));
+        assert_eq!(pending.settle(&second, true), None, "it is settled");
     }
 
     #[test]
     fn a_word_that_holds_outlives_older_ones() {
         for first_is_earlier in [true, false] {
-            let (mut words, first, second) = (Words::default(), Word::default(), Word::default());
-            words.say(&first, "a");
-            words.say(&second, "b");
+            let (mut pending, first, second) =
+                (PendingValues::default(), RequestId::default(), RequestId::default());
+            pending.add(&first, "a");
+            pending.add(&second, "b");
             let order = if first_is_earlier {
                 [(&first, true), (&second, false)]
             } else {
                 [(&second, false), (&first, true)]
             };
-            for (word, is_refused) in order {
-                assert_eq!(words.settle(word, is_refused), None);
+            for (request, is_refused) in order {
+                assert_eq!(pending.settle(request, is_refused), None);
             }
         }
     }
 
     #[test]
     fn a_later_word_that_is_refused_leaves_the_one_before() {
-        let (mut words, first, second) = (Words::default(), Word::default(), Word::default());
-        words.say(&first, "a");
-        words.say(&second, "b");
-        assert_eq!(words.settle(&second, true), Some("b"));
-        assert_eq!(words.settle(&first, true), Some("a"));
+        let (mut pending, first, second) =
+            (PendingValues::default(), RequestId::default(), RequestId::default());
+        pending.add(&first, "a");
+        pending.add(&second, "b");
+        assert_eq!(pending.settle(&second, true), Some("b"));
+        assert_eq!(pending.settle(&first, true), Some("a"));
     }
 }

@@ -3,7 +3,7 @@
 //! is from one reading. What only a start can change stays as it is until the next one.
 
 use crate::supervisor::Supervisor;
-use crate::supervisor::options::{Done, check_with};
+use crate::supervisor::options::{Completion, check_with};
 use crate::supervisor::table::{CacheEntry, Table, VolumeEntry};
 use bcached_config::{Certificates, Config, SetFile, Tls};
 use bcached_control::failure::Failure;
@@ -79,16 +79,19 @@ impl Supervisor {
     }
 
     /// Reads the certificates. Whether there is TLS at all stays as it is until the next start.
-    pub fn read_certificates(&self, files: &Config) -> Result<Option<(Certificates, nbd::Tls)>, Failure> {
+    pub fn read_certificates(
+        &self,
+        files: &Config,
+    ) -> Result<Option<(Certificates, nbd::TlsConfig)>, Failure> {
         let Some(certificates) = files.places.tls.certificates() else { return Ok(None) };
         let tls = certificates.read()?;
         Ok(self.config.places.tls.certificates().map(|_| (certificates.clone(), tls)))
     }
 
-    fn renew(&mut self, certificates: Certificates, tls: nbd::Tls) {
+    fn renew(&mut self, certificates: Certificates, tls: nbd::TlsConfig) {
         self.fronts.renew(tls);
         let mut config = (*self.config).clone();
-        config.places.tls = Tls::With(certificates);
+        config.places.tls = Tls::On(certificates);
         self.set_config(config);
     }
 
@@ -152,10 +155,10 @@ impl Supervisor {
             (shared.table.volumes.len(), shared.table.caches.len())
         };
         for index in 0..volumes {
-            self.apply_cache_mode(index, Done::nobody());
+            self.apply_cache_mode(index, Completion::nobody());
         }
         for index in 0..caches {
-            self.apply_settings(index, Done::nobody());
+            self.apply_settings(index, Completion::nobody());
         }
     }
 }

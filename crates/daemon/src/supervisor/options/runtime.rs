@@ -4,39 +4,39 @@
 use crate::supervisor::table::{CacheEntry, Table, VolumeEntry};
 use bcached_config::Config;
 use bcached_config::options::Scope;
-use bcached_config::options::runtime::{Said, Whose};
+use bcached_config::options::runtime::{OptionOwner, RuntimeOptions};
 use std::collections::BTreeMap;
 
 /// Runtime values of volumes that are unknown until their cache is open, by UUID.
-pub type SaidOfLodgers = BTreeMap<String, Said>;
+pub type FlashRuntimeOptions = BTreeMap<String, RuntimeOptions>;
 
 /// The owner of a volume's runtime values; `None` if the volume has nothing by which it will be
 /// recognised.
-fn whose(entry: &VolumeEntry) -> Option<Whose> {
+fn whose(entry: &VolumeEntry) -> Option<OptionOwner> {
     Some(match &entry.backing {
-        Some(backing) => Whose::Volume { name: entry.name.clone(), backing: backing.clone() },
-        None => Whose::Lodger { uuid: entry.uuid?.to_string() },
+        Some(backing) => OptionOwner::Volume { name: entry.name.clone(), backing: backing.clone() },
+        None => OptionOwner::Lodger { uuid: entry.uuid?.to_string() },
     })
 }
 
 impl Table {
     /// All runtime values of the caches and volumes in the table.
-    pub fn said(&self) -> Vec<Said> {
+    pub fn said(&self) -> Vec<RuntimeOptions> {
         let caches = self.caches.iter().filter(|entry| entry.is_real()).filter_map(|entry| {
-            let whose = Whose::Cache { name: entry.name.clone(), device: entry.device.clone() };
-            Said::of(whose, &entry.options)
+            let whose = OptionOwner::Cache { name: entry.name.clone(), device: entry.device.clone() };
+            RuntimeOptions::of(whose, &entry.options)
         });
         let volumes = self.volumes.iter().filter(|entry| !entry.is_removed());
-        let volumes = volumes.filter_map(|entry| Said::of(whose(entry)?, &entry.options));
+        let volumes = volumes.filter_map(|entry| RuntimeOptions::of(whose(entry)?, &entry.options));
         caches.chain(volumes).collect()
     }
 
     /// As [`Table::of`], with the runtime values of the previous process, which has ended.
-    pub fn with_said(config: &Config, strict: bool, said: &[Said]) -> Self {
+    pub fn with_said(config: &Config, strict: bool, said: &[RuntimeOptions]) -> Self {
         let mut table = Self::of(config, strict);
         for said in said {
             match &said.whose {
-                Whose::Cache { name, device } => {
+                OptionOwner::Cache { name, device } => {
                     let is_it = |entry: &&mut CacheEntry| {
                         entry.name == *name && entry.device == *device && entry.is_real()
                     };
@@ -44,7 +44,7 @@ impl Table {
                         said.add_to(&mut entry.options, Scope::Cache, device);
                     }
                 }
-                Whose::Volume { name, backing } => {
+                OptionOwner::Volume { name, backing } => {
                     let is_it = |entry: &&mut VolumeEntry| {
                         entry.name == *name && entry.backing.as_ref() == Some(backing)
                     };
@@ -53,8 +53,8 @@ impl Table {
                         said.add_to(&mut entry.options, Scope::Volume, &owner);
                     }
                 }
-                Whose::Lodger { uuid } => {
-                    table.said_of_lodgers.insert(uuid.clone(), said.clone());
+                OptionOwner::Lodger { uuid } => {
+                    table.flash_runtime_options.insert(uuid.clone(), said.clone());
                 }
             }
         }

@@ -2,21 +2,21 @@
 //! own.
 
 use crate::supervisor::Supervisor;
-use crate::supervisor::options::Facts;
-use crate::supervisor::options::owner::View;
+use crate::supervisor::options::OptionSources;
+use crate::supervisor::options::owner::OwnerView;
 use crate::supervisor::table::VolumeState;
-use bcached_config::options::layers::Source;
+use bcached_config::options::layers::ValueSource;
 use bcached_config::options::value::Value;
-use bcached_config::options::{Definition, Scope, shown};
+use bcached_config::options::{OptionDefinition, Scope, shown};
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::options::Changing;
+use bcached_control::options::ChangedOption;
 use bcached_engine::{Error, VolumeInfo};
 
 /// The option.
 pub const NAME: &str = "writeback_rate";
 
 /// Reads the requested rate, in sectors a second.
-pub fn read(option: &Definition, value: &Value, runtime: bool) -> Result<u64, Failure> {
+pub fn read(option: &OptionDefinition, value: &Value, runtime: bool) -> Result<u64, Failure> {
     let Value::Rate(rate) = value else { unreachable!("the value of {} is a rate", option.name) };
     if runtime {
         return Ok(*rate);
@@ -35,20 +35,20 @@ pub fn not_said() -> Failure {
 }
 
 /// Describes the option as the engine reports it, and as it will be for a moment.
-pub fn describe(view: &View, now: Option<&VolumeInfo>, rate: u64) -> Option<Changing> {
-    let (option, View::Volume(entry)) = (Scope::Volume.find(NAME)?, view) else { return None };
-    let was = Facts::of(entry, now).show(option);
+pub fn describe(view: &OwnerView, now: Option<&VolumeInfo>, rate: u64) -> Option<ChangedOption> {
+    let (option, OwnerView::Volume(entry)) = (Scope::Volume.find(NAME)?, view) else { return None };
+    let was = OptionSources::of(entry, now).show(option);
     let value = Value::Rate(rate);
     let mut after = shown::shown(option, Some(&value));
-    shown::say_where_from(&mut after, Some((&value, Source::Runtime)));
-    Some(Changing { already: false, before: was.value, after })
+    shown::say_where_from(&mut after, Some((&value, ValueSource::Runtime)));
+    Some(ChangedOption { already: false, before: was.value, after })
 }
 
 impl Supervisor {
     /// Checks that dirty data of the volume can be written back, so that it has a rate. Returns the
     /// engine's report of the volume, if it answers.
-    pub fn check_paced(&self, view: &View) -> Result<Option<VolumeInfo>, Failure> {
-        let View::Volume(entry) = view else { return Ok(None) };
+    pub fn check_paced(&self, view: &OwnerView) -> Result<Option<VolumeInfo>, Failure> {
+        let OwnerView::Volume(entry) = view else { return Ok(None) };
         let refused = |kind, why: String| {
             Failure::new(kind, format!("cannot set {NAME} of {}", entry.display_name()))
                 .why(why)

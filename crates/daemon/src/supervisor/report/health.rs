@@ -6,8 +6,8 @@ use crate::supervisor::table::Table;
 use bcached_config::options::value::Value;
 use bcached_control::sizes::{human, human_range};
 use bcached_engine::{
-    Covered, DiskHealth, Doing, Error, OnError, Status, UnreadableNode, Unwritable, VolumeId, VolumeInfo,
-    WaitedOut, WritebackTrouble,
+    DiskHealth, Error, ErrorContext, ErrorPolicy, Status, TimedOutVolume, UnreadableNode, UnwritableData,
+    VolumeId, VolumeInfo, VolumeRange, WritebackError,
 };
 use bcached_env::IoErrorKind;
 use std::time::Duration;
@@ -22,7 +22,7 @@ const TRUSTED_SUCCESSES: u64 = 16;
 
 /// What was logged of a device.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Said {
+pub struct LoggedHealth {
     /// The number of failed operations when that was logged.
     errors: u64,
     is_stuck: bool,
@@ -31,7 +31,7 @@ pub struct Said {
 
 /// A change of a device's health, for the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum News {
+pub enum HealthChange {
     /// Operations failed, or the device does not answer.
     Bad(String),
     /// The device answers again.
@@ -118,7 +118,7 @@ pub fn stopped(error: &Error, given_up: &str) -> String {
         Error::Io { source, .. } if source.kind == IoErrorKind::Gone => {
             format!("the cache is reopened when the device is back{}", without(""))
         }
-        Error::Io { doing: Doing::CacheFlush, .. } => {
+        Error::Io { doing: ErrorContext::CacheFlush, .. } => {
             let nothing = " as after a power cut, without writes that were acknowledged and not flushed: \
                            there are none";
             format!("start the daemon again: the next start recovers the set{}", without(nothing))
@@ -164,7 +164,7 @@ fn damaged(nodes: &[UnreadableNode]) -> Option<String> {
     }
 }
 
-fn in_bytes(part: &Covered) -> String {
+fn in_bytes(part: &VolumeRange) -> String {
     human_range(part.start * 512, part.end * 512)
 }
 
@@ -184,27 +184,27 @@ fn without_cache(info: &VolumeInfo, error: &Error, is_over: bool) -> String {
     let is_needed = info.flash_only || info.may_be_dirty();
     let what = match info.options.on_cache_error {
         _ if !is_needed => "the volume continues without it, at the speed of its backing device".to_owned(),
-        OnError::Freeze if is_over => {
+        ErrorPolicy::Freeze if is_over => {
             let limit = Value::Time(info.options.freeze_timeout);
             format!("reads continue, writes fail: it has not worked again within freeze_timeout ({limit})")
         }
-        OnError::Freeze if error.may_be_awaited() => {
+        ErrorPolicy::Freeze if error.may_be_awaited() => {
             let limit = Value::Time(info.options.freeze_timeout);
             format!("reads continue, writes wait until it works again, for at most {limit}")
         }
-        OnError::ReadOnly => "reads continue, writes are not permitted".to_owned(),
+        ErrorPolicy::ReadOnly => "reads continue, writes are not permitted".to_owned(),
         _ => "reads continue, writes are refused".to_owned(),
     };
     format!("its cache has stopped writing: {what}")
 }
 
 /// Returns the first place where write-back fails.
-pub fn range(trouble: &WritebackTrouble) -> String {
+pub fn range(trouble: &WritebackError) -> String {
     format!("sectors {} to {}", trouble.sector, trouble.sector + trouble.sectors)
 }
 
 /// Returns what else is on the list of ranges that cannot be written back.
-fn others(unwritable: &Unwritable) -> String {
+fn others(unwritable: &UnwritableData) -> String {
     match unwritable.ranges {
         0 | 1 => String::new(),
         2 => format!(" and in 1 other range, {} in all,", human(unwritable.sectors * 512)),
@@ -216,20 +216,20 @@ fn others(unwritable: &Unwritable) -> String {
 fn without_backing(info: &VolumeInfo, is_over: bool) -> Option<String> {
     info.backing_health?.last_error.filter(|last| last.kind.is_final())?;
     Some(match info.options.on_backing_error {
-        OnError::Freeze if is_over => {
+        ErrorPolicy::Freeze if is_over => {
             let limit = Value::Time(info.options.freeze_timeout);
             format!(
                 "requests that need the backing device fail: it has not come back within freeze_timeout ({limit})"
             )
         }
-        OnError::Freeze => {
+        ErrorPolicy::Freeze => {
             let limit = Value::Time(info.options.freeze_timeout);
             format!("requests that need the backing device wait until it is back, for at most {limit}")
         }
-        OnError::ReadOnly => {
+        ErrorPolicy::ReadOnly => {
             "reads that need the backing device fail, writes that need it are not permitted".to_owned()
         }
-        OnError::Fail => "requests that need the backing device fail".to_owned(),
+        ErrorPolicy::Fail => "requests that need the backing device fail".to_owned(),
     })
 }
 
@@ -246,7 +246,7 @@ pub fn failing(errors: u64, health: &DiskHealth) -> String {
 
 /// What is wrong with the set of a volume.
 #[derive(Clone, Copy, Default)]
-pub struct SetTrouble<'a> {
+pub struct SetFaults<'a> {
     /// Why it has stopped writing.
     pub failed: Option<&'a Error>,
     /// Its device has failed so often that nothing is added to it.
@@ -254,13 +254,13 @@ pub struct SetTrouble<'a> {
     /// Nodes that cannot be read.
     pub nodes: &'a [UnreadableNode],
     /// Volumes whose requests have waited in vain.
-    pub waited_out: &'a [WaitedOut],
+    pub waited_out: &'a [TimedOutVolume],
 }
 
 /// Returns why a served volume is degraded, and what still works. `backing` is its backing device
 /// as configured.
-pub fn degraded(info: &VolumeInfo, set: SetTrouble<'_>, backing: Option<&str>) -> Option<String> {
-    let SetTrouble { failed, failing, nodes, waited_out } = set;
+pub fn degraded(info: &VolumeInfo, set: SetFaults<'_>, backing: Option<&str>) -> Option<String> {
+    let SetFaults { failed, failing, nodes, waited_out } = set;
     let over = waited_out.iter().find(|over| over.volume == info.id);
     let worn =
         || failing.map(|(errors, health)| format!("its cache is failing: {}", self::failing(errors, health)));
@@ -282,28 +282,30 @@ pub fn degraded(info: &VolumeInfo, set: SetTrouble<'_>, backing: Option<&str>) -
 }
 
 /// Returns what is new since the last look.
-pub fn news(device: &str, health: &DiskHealth, said: &mut Said) -> Option<News> {
+pub fn news(device: &str, health: &DiskHealth, said: &mut LoggedHealth) -> Option<HealthChange> {
     let is_stuck = health.longest_wait >= SLOW;
     let is_bad = health.errors > 0 && !is_trusted(health);
-    let before = std::mem::replace(said, Said { is_stuck, is_bad, ..*said });
+    let before = std::mem::replace(said, LoggedHealth { is_stuck, is_bad, ..*said });
     // Retries fail again and again. That a device is bad is therefore logged once, and then each
     // time the number of failures has doubled.
     let worth_saying = if before.is_bad { 2 * before.errors } else { before.errors + 1 };
     if is_stuck && !before.is_stuck || health.errors >= worth_saying.max(1) {
         said.errors = health.errors;
-        return sentence(device, health).map(News::Bad);
+        return sentence(device, health).map(HealthChange::Bad);
     }
     if before.is_bad && !is_bad {
         let (seconds, done) = (health.since_error.as_secs(), health.successes_since);
-        return Some(News::Good(format!("{device}: no error for {seconds} s, {done} operations succeeded")));
+        return Some(HealthChange::Good(format!(
+            "{device}: no error for {seconds} s, {done} operations succeeded"
+        )));
     }
-    (before.is_stuck && !is_stuck).then(|| News::Good(format!("{device} answers again")))
+    (before.is_stuck && !is_stuck).then(|| HealthChange::Good(format!("{device} answers again")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bcached_engine::{RateInfo, VolumeOptions, VolumeStats, WritebackTrouble};
+    use bcached_engine::{RateInfo, VolumeOptions, VolumeStats, WritebackError};
     use bcached_env::{DiskId, IoError};
     use bcached_format::{BackingState, CacheMode, Label, Uuid};
 
@@ -320,7 +322,7 @@ mod tests {
             backing_block_sectors: None,
             flash_only: false,
             attached: true,
-            course: bcached_engine::Course::Steady,
+            lifecycle: bcached_engine::Lifecycle::Steady,
             mode: CacheMode::Writeback,
             options: VolumeOptions::default(),
             state: Some(BackingState::Clean),
@@ -334,20 +336,20 @@ mod tests {
             writeback_rate: RateInfo::default(),
             stats: VolumeStats::default(),
             writeback_trouble: None,
-            unwritable: Unwritable::default(),
+            unwritable: UnwritableData::default(),
             marking_trouble: None,
             backing_health: Some(DiskHealth::default()),
             zeroing: None,
         };
         let source = IoError { kind: IoErrorKind::Io, disk: DiskId(0), sector: 8 };
-        let error = Error::Io { doing: bcached_engine::Doing::Journal, source };
+        let error = Error::Io { doing: bcached_engine::ErrorContext::Journal, source };
         let told = |info: &VolumeInfo, stopped: bool| {
-            let set = SetTrouble { failed: stopped.then_some(&error), ..SetTrouble::default() };
+            let set = SetFaults { failed: stopped.then_some(&error), ..SetFaults::default() };
             degraded(info, set, Some("sdb")).unwrap_or_default()
         };
-        assert_eq!(degraded(&info, SetTrouble::default(), Some("sdb")), None);
+        assert_eq!(degraded(&info, SetFaults::default(), Some("sdb")), None);
         let health = DiskHealth::default();
-        let worn = SetTrouble { failing: Some((8, &health)), ..SetTrouble::default() };
+        let worn = SetFaults { failing: Some((8, &health)), ..SetFaults::default() };
         let told_of_worn = degraded(&info, worn, None).unwrap_or_default();
         assert!(told_of_worn.starts_with("its cache is failing: 8 operations"), "{told_of_worn}");
         assert!(told_of_worn.ends_with("replace the device, or raise the limit"), "{told_of_worn}");
@@ -373,7 +375,7 @@ mod tests {
 
     /// Index nodes that cannot be read are reported.
     fn told_of_nodes(info: &VolumeInfo) {
-        let part = |volume, start| Covered { volume: VolumeId(volume), start, end: start + 8 };
+        let part = |volume, start| VolumeRange { volume: VolumeId(volume), start, end: start + 8 };
         let covers = vec![part(0, 64), part(1, 0)];
         let node = UnreadableNode { bucket: 7, sector: 896, level: 0, covers, error: Error::LostWrites };
         let shown = unreadable(std::slice::from_ref(&node), |volume| format!("v{}", volume.0));
@@ -381,7 +383,7 @@ mod tests {
         assert_eq!(shown.as_deref(), Some(wanted));
         let detail = in_detail(&node);
         assert!(detail.starts_with("btree node in bucket 7, sector 896, level 0: "), "{detail}");
-        let told = degraded(info, SetTrouble { nodes: &[node], ..SetTrouble::default() }, None);
+        let told = degraded(info, SetFaults { nodes: &[node], ..SetFaults::default() }, None);
         assert_eq!(
             told.as_deref(),
             Some("index node unreadable; 32-36 KiB of the volume is unreadable from the cache")
@@ -390,14 +392,14 @@ mod tests {
 
     /// Dirty data that cannot be written back is reported.
     fn told_of_places(info: &mut VolumeInfo) {
-        let told = |info: &VolumeInfo| degraded(info, SetTrouble::default(), None).unwrap_or_default();
-        info.writeback_trouble = Some(WritebackTrouble { sector: 16, sectors: 8, error: Error::LostWrites });
+        let told = |info: &VolumeInfo| degraded(info, SetFaults::default(), None).unwrap_or_default();
+        info.writeback_trouble = Some(WritebackError { sector: 16, sectors: 8, error: Error::LostWrites });
         let one = told(info);
         assert!(
             one.starts_with("dirty data in sectors 16 to 24 cannot be written back (an earlier"),
             "{one}"
         );
-        info.unwritable = Unwritable { ranges: 3, sectors: 24, ..Unwritable::default() };
+        info.unwritable = UnwritableData { ranges: 3, sectors: 24, ..UnwritableData::default() };
         let several = told(info);
         assert!(several.contains("16 to 24 and in 2 other ranges, 12 KiB in all, cannot"), "{several}");
     }
@@ -405,8 +407,8 @@ mod tests {
     /// The other policies for a volume with dirty data are reported.
     fn told_by_policy(info: &VolumeInfo, error: &Error) {
         // After the limit no request waits any more, and `status` must not say that one does.
-        let waited_out = [WaitedOut { volume: info.id, cache: true, backing: false }];
-        let set = SetTrouble { failed: Some(error), waited_out: &waited_out, ..SetTrouble::default() };
+        let waited_out = [TimedOutVolume { volume: info.id, cache: true, backing: false }];
+        let set = SetFaults { failed: Some(error), waited_out: &waited_out, ..SetFaults::default() };
         let over = degraded(info, set, None).unwrap_or_default();
         assert!(
             over.ends_with("reads continue, writes fail: it has not worked again within freeze_timeout (2m)"),
@@ -414,16 +416,16 @@ mod tests {
         );
         let told = |policy, error| {
             let options = VolumeOptions { on_cache_error: policy, ..info.options };
-            let set = SetTrouble { failed: Some(error), ..SetTrouble::default() };
+            let set = SetFaults { failed: Some(error), ..SetFaults::default() };
             degraded(&VolumeInfo { options, ..info.clone() }, set, None).unwrap_or_default()
         };
-        let not_permitted = told(OnError::ReadOnly, error);
+        let not_permitted = told(ErrorPolicy::ReadOnly, error);
         assert!(not_permitted.ends_with("reads continue, writes are not permitted"), "{not_permitted}");
-        assert!(told(OnError::Fail, error).ends_with("writes are refused"));
+        assert!(told(ErrorPolicy::Fail, error).ends_with("writes are refused"));
         // Data that was not flushed may be lost: the set does not come back by itself.
         let source = IoError { kind: IoErrorKind::Io, disk: DiskId(0), sector: 0 };
-        let flush = Error::Io { doing: bcached_engine::Doing::CacheFlush, source };
-        assert!(told(OnError::Freeze, &flush).ends_with("writes are refused"));
+        let flush = Error::Io { doing: bcached_engine::ErrorContext::CacheFlush, source };
+        assert!(told(ErrorPolicy::Freeze, &flush).ends_with("writes are refused"));
         let opened_again =
             [error, &flush].map(|error| stopped(error, "").ends_with("reopened when the device works"));
         assert_eq!(opened_again, [true, false]);
@@ -434,7 +436,7 @@ mod tests {
         let source = IoError { kind: IoErrorKind::Gone, ..source };
         // Nothing has to be started for a device that was pulled, either, no matter whether a flush
         // or another operation failed.
-        for doing in [bcached_engine::Doing::Journal, bcached_engine::Doing::CacheFlush] {
+        for doing in [bcached_engine::ErrorContext::Journal, bcached_engine::ErrorContext::CacheFlush] {
             let gone = |given_up| stopped(&Error::Io { doing, source }, given_up);
             assert!(
                 gone("").ends_with("repair the device; the cache is reopened when the device is back"),
@@ -464,7 +466,7 @@ mod tests {
 
     #[test]
     fn each_trouble_is_told_when_it_comes_and_when_it_goes() {
-        let mut said = Said::default();
+        let mut said = LoggedHealth::default();
         let mut health = DiskHealth::default();
         assert_eq!((sentence("sdb", &health), news("sdb", &health, &mut said)), (None, None));
 
@@ -474,7 +476,7 @@ mod tests {
         assert!(told.starts_with("1 operation on sdb failed, at sector 77"), "{told}");
         health.errors = 3;
         health.last_error = Some(IoError { kind: IoErrorKind::Io, disk: DiskId(1), sector: 77 });
-        let Some(News::Bad(told)) = news("sdb", &health, &mut said) else { panic!("three errors") };
+        let Some(HealthChange::Bad(told)) = news("sdb", &health, &mut said) else { panic!("three errors") };
         assert!(told.starts_with("3 operations on sdb failed, the last at sector 77"), "{told}");
         assert_eq!(news("sdb", &health, &mut said), None, "told once");
         assert_eq!(sentence("sdb", &health), Some(told), "status goes on saying it");
@@ -488,11 +490,11 @@ mod tests {
         );
 
         (health.waiting, health.longest_wait) = (16, Duration::from_secs(12));
-        let Some(News::Bad(told)) = news("sdb", &health, &mut said) else { panic!("it hangs") };
+        let Some(HealthChange::Bad(told)) = news("sdb", &health, &mut said) else { panic!("it hangs") };
         assert_eq!(told, "sdb has not answered for 12 s; operations in flight: 16");
         assert_eq!(news("sdb", &health, &mut said), None);
         (health.waiting, health.longest_wait) = (0, Duration::ZERO);
-        assert_eq!(news("sdb", &health, &mut said), Some(News::Good("sdb answers again".to_owned())));
+        assert_eq!(news("sdb", &health, &mut said), Some(HealthChange::Good("sdb answers again".to_owned())));
     }
 
     /// An error must not make a volume degraded until the next start.
@@ -515,14 +517,14 @@ mod tests {
         for good in [failed(1, 60, 1), failed(3, 60, 3), failed(1000, 60, 16)] {
             assert_eq!(sentence("sdb", &good), None, "{good:?}");
         }
-        let mut said = Said::default();
-        assert!(matches!(news("sdb", &failed(1, 0, 0), &mut said), Some(News::Bad(_))));
+        let mut said = LoggedHealth::default();
+        assert!(matches!(news("sdb", &failed(1, 0, 0), &mut said), Some(HealthChange::Bad(_))));
         assert_eq!(news("sdb", &failed(1, 30, 9), &mut said), None);
         let told = "sdb: no error for 61 s, 12 operations succeeded".to_owned();
-        assert_eq!(news("sdb", &failed(1, 61, 12), &mut said), Some(News::Good(told)));
+        assert_eq!(news("sdb", &failed(1, 61, 12), &mut said), Some(HealthChange::Good(told)));
         assert_eq!(news("sdb", &failed(1, 70, 30), &mut said), None, "told once");
         assert!(
-            matches!(news("sdb", &failed(2, 0, 0), &mut said), Some(News::Bad(_))),
+            matches!(news("sdb", &failed(2, 0, 0), &mut said), Some(HealthChange::Bad(_))),
             "and it failed again"
         );
     }

@@ -6,8 +6,8 @@ use crate::supervisor::report::volume_names::{self, name_of};
 use crate::supervisor::table::{Table, VolumeEntry, VolumeState};
 use crate::supervisor::{Phase, Supervisor};
 use bcached_control::sizes::human;
-use bcached_control::status::Dirty;
-use bcached_engine::{GivenUp, Status, UnreadableNode, VolumeId, VolumeInfo, ZeroingInfo};
+use bcached_control::status::DirtyData;
+use bcached_engine::{LostAcks, Status, UnreadableNode, VolumeId, VolumeInfo, ZeroingInfo};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,7 +53,7 @@ impl Table {
 
     /// Returns a sentence about the data that was `given_up` when the set was last opened, if that
     /// was not logged yet.
-    pub fn note_given_up(&mut self, index: usize, given_up: &Arc<[GivenUp]>) -> Option<String> {
+    pub fn note_given_up(&mut self, index: usize, given_up: &Arc<[LostAcks]>) -> Option<String> {
         let Self { caches, volumes, .. } = self;
         let entry = caches.get_mut(index)?;
         let told = std::mem::replace(&mut entry.given_up_logged, Arc::clone(given_up));
@@ -76,7 +76,7 @@ impl Table {
         };
         // The data of a flash-only volume is where it belongs.
         let is_dirty =
-            |left: &&bcached_engine::Unserved| left.dirty_sectors > 0 && left.flash_sectors.is_none();
+            |left: &&bcached_engine::UnservedInfo| left.dirty_sectors > 0 && left.flash_sectors.is_none();
         let all: BTreeSet<_> = status.unserved.iter().filter(is_dirty).map(|left| left.uuid.0).collect();
         let told = std::mem::replace(&mut cache.unserved_logged, all);
         let name = cache.name.as_ref().unwrap_or(&cache.device);
@@ -116,7 +116,7 @@ impl Table {
         }
         if status.ownerless_dirty_sectors > 0 && status.walked_percent == 100 {
             // If the index is damaged there may be more.
-            let dirty = Dirty::of(status.ownerless_dirty_sectors, status.is_counted);
+            let dirty = DirtyData::of(status.ownerless_dirty_sectors, status.is_counted);
             news.push(format!(
                 "cache {name}: {dirty} that belongs to no volume of its table; it is kept, and not written back; add \
                  the volume that it may belong to; if that is refused, keep both devices as they are: \

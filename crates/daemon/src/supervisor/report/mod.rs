@@ -6,46 +6,52 @@ pub mod reasons;
 pub mod statistics;
 pub mod volume_names;
 
-use crate::control_server::AskStatus;
-use crate::control_server::Work;
+use crate::control_server::StatusHandler;
+use crate::control_server::WorkPermit;
 use crate::engine_thread::Engine;
 use crate::log;
-use crate::supervisor::fronts::{Fronts, User};
+use crate::supervisor::fronts::{FrontendManager, VolumeClient};
 use crate::supervisor::jobs;
 use crate::supervisor::table::{CacheEntry, CacheState, VolumeEntry, VolumeState};
 use crate::supervisor::{Phase, Shared};
 use bcached_config::NO_CACHE;
-use bcached_control::hardware::Hardware;
+use bcached_control::hardware::DeviceName;
 use bcached_control::status::{
-    self, BypassCounts, Cache, CacheCounts, Client, Covered, Dirty, Exported, Progress, Status,
-    UnreadableNode, Unserved, Volume, VolumeCounts, VolumeFacts, Writeback,
+    self, BypassCounts, CacheCounts, CacheStatus, ClientStatus, DirtyData, ExportStatus, OpeningProgress,
+    Status, UnreadableNode, UnservedVolume, VolumeCounts, VolumeProperties, VolumeRange, VolumeStatus,
+    WritebackStatus,
 };
 use bcached_engine::{
-    Ages, Bypass, Bypassed, Cause, DirtyAge, DiscardState, Latencies, Opening, Reads, Status as EngineStatus,
-    Traffic, Unwritable, VolumeInfo,
+    BypassReason, BypassStats, DirtyAge, DiscardState, Latencies, OpenProgress, PriorityStats, ReadStats,
+    Status as EngineStatus, Traffic, UnwritableData, VolumeInfo, WriteCause,
 };
 use bcached_format::BackingState;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// Returns how far the opening of a set is at this moment.
-pub fn progress_of(opening: &Opening) -> Progress {
-    Progress { nodes_read: opening.nodes_read(), tree_percent: opening.tree_percent() }
+pub fn progress_of(opening: &OpenProgress) -> OpeningProgress {
+    OpeningProgress { nodes_read: opening.nodes_read(), tree_percent: opening.tree_percent() }
 }
 
 /// Returns the control thread's function for the status. It holds no lock while it waits for an
 /// engine.
-pub fn status_of(shared: Arc<Mutex<Shared>>, fronts: Fronts, started: Instant) -> AskStatus {
+pub fn status_of(shared: Arc<Mutex<Shared>>, fronts: FrontendManager, started: Instant) -> StatusHandler {
     Box::new(move |work| look(&shared, Some(&fronts), started, work))
 }
 
 /// Returns the same function without what front ends and jobs add. The system must be asked for the
 /// users of volumes, which takes a while, and control files do not show them.
-pub fn numbers_of(shared: Arc<Mutex<Shared>>, started: Instant) -> AskStatus {
+pub fn numbers_of(shared: Arc<Mutex<Shared>>, started: Instant) -> StatusHandler {
     Box::new(move |work| look(&shared, None, started, work))
 }
 
-fn look(shared: &Mutex<Shared>, fronts: Option<&Fronts>, started: Instant, work: Option<Work>) -> Status {
+fn look(
+    shared: &Mutex<Shared>,
+    fronts: Option<&FrontendManager>,
+    started: Instant,
+    work: Option<WorkPermit>,
+) -> Status {
     let (phase, mut caches, engines, entries, are_some, (released, warnings)) = {
         let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
         let table = &shared.table;
@@ -67,7 +73,8 @@ fn look(shared: &Mutex<Shared>, fronts: Option<&Fronts>, started: Instant, work:
             cache.counts = Some(counts_of(status, ages));
             cache.unreadable = unreadable(&entries, index, status);
             let left = status.unserved.iter();
-            let may_be_dirty = |left: &&bcached_engine::Unserved| left.dirty_sectors > 0 || !left.is_counted;
+            let may_be_dirty =
+                |left: &&bcached_engine::UnservedInfo| left.dirty_sectors > 0 || !left.is_counted;
             let left = left.filter(|left| may_be_dirty(left) || left.flash_sectors.is_some());
             cache.unserved = left.map(unserved).collect();
             let given_up = volume_names::given_up(&entries, &status.given_up);
@@ -94,7 +101,7 @@ fn look(shared: &Mutex<Shared>, fronts: Option<&Fronts>, started: Instant, work:
         state: phase.name().to_owned(),
         pid: std::process::id(),
         uptime_seconds: started.elapsed().as_secs(),
-        nbd: fronts.map_or_else(Vec::new, Fronts::nbd_places),
+        nbd: fronts.map_or_else(Vec::new, FrontendManager::nbd_places),
         caches,
         released,
         volumes,
@@ -105,13 +112,13 @@ fn look(shared: &Mutex<Shared>, fronts: Option<&Fronts>, started: Instant, work:
     }
 }
 
-fn log_now() -> status::Log {
+fn log_now() -> status::LogStatus {
     let log::Condition { lost, stuck } = log::condition();
-    status::Log { lines_lost: lost, stuck_seconds: stuck.map(|lasts| lasts.as_secs()) }
+    status::LogStatus { lines_lost: lost, stuck_seconds: stuck.map(|lasts| lasts.as_secs()) }
 }
 
-fn clients(fronts: &Fronts) -> Vec<Client> {
-    let client = |user: User| Client {
+fn clients(fronts: &FrontendManager) -> Vec<ClientStatus> {
+    let client = |user: VolumeClient| ClientStatus {
         peer: user.peer,
         volume: user.volume,
         writing: user.writing,
@@ -123,22 +130,22 @@ fn clients(fronts: &Fronts) -> Vec<Client> {
 }
 
 /// Returns where the volume is available, and why it is not by some way.
-fn exported(fronts: &Fronts, entry: &VolumeEntry) -> Vec<Exported> {
+fn exported(fronts: &FrontendManager, entry: &VolumeEntry) -> Vec<ExportStatus> {
     let places = fronts.places_of(entry.display_name(), entry.ways).into_iter();
-    let exported = places.map(|had| {
-        let (place, reason) = had.place.map_or_else(|why| (None, Some(why)), |place| (Some(place), None));
-        let by = had.by.map(|by| by.word().to_owned());
-        let transfer = had.transfer.map(|transfer| transfer.word().to_owned());
-        let (link, no_link) = had.link.map_or((None, None), |link| match link {
+    let exported = places.map(|status| {
+        let (place, reason) = status.place.map_or_else(|why| (None, Some(why)), |place| (Some(place), None));
+        let by = status.by.map(|by| by.word().to_owned());
+        let transfer = status.transfer.map(|transfer| transfer.word().to_owned());
+        let (link, no_link) = status.link.map_or((None, None), |link| match link {
             Ok(link) => (Some(link), None),
             Err(why) => (None, Some(why)),
         });
-        Exported { way: had.way.to_string(), by, transfer, link, no_link, place, reason }
+        ExportStatus { way: status.way.to_string(), by, transfer, link, no_link, place, reason }
     });
     exported.collect()
 }
 
-fn cache(entry: &CacheEntry) -> Cache {
+fn cache(entry: &CacheEntry) -> CacheStatus {
     let (state, reason, io) = match &entry.state {
         CacheState::Waiting(failure) => ("waiting", Some(failure.to_string()), None),
         CacheState::Opening { .. } => ("opening", None, None),
@@ -146,7 +153,7 @@ fn cache(entry: &CacheEntry) -> Cache {
         CacheState::Ending { .. } | CacheState::Stopped | CacheState::Released => ("stopped", None, None),
         CacheState::Failed(failure) => ("failed", Some(failure.to_string()), None),
     };
-    Cache {
+    CacheStatus {
         name: entry.name.clone().unwrap_or_else(|| entry.device.clone()),
         device: entry.device.clone(),
         state: state.to_owned(),
@@ -159,16 +166,16 @@ fn cache(entry: &CacheEntry) -> Cache {
         unserved: Vec::new(),
         unreadable: Vec::new(),
         counts: None,
-        hardware: entry.opened.as_ref().map(|opened| Hardware::of(opened, &entry.device)),
+        hardware: entry.opened.as_ref().map(|opened| DeviceName::of(opened, &entry.device)),
     }
 }
 
 /// Describes a volume that is not served, with its dirty data.
-pub fn unserved(left: &bcached_engine::Unserved) -> Unserved {
-    Unserved {
+pub fn unserved(left: &bcached_engine::UnservedInfo) -> UnservedVolume {
+    UnservedVolume {
         uuid: left.uuid.to_string(),
         label: left.label.to_string(),
-        dirty: Dirty::of(left.dirty_sectors, left.is_counted),
+        dirty: DirtyData::of(left.dirty_sectors, left.is_counted),
         flash_size_bytes: left.flash_sectors.map(|sectors| sectors * 512),
     }
 }
@@ -187,7 +194,7 @@ fn unreadable(volumes: &[VolumeEntry], cache: usize, status: &EngineStatus) -> V
         covers: node
             .covers
             .iter()
-            .map(|part| Covered {
+            .map(|part| VolumeRange {
                 volume: name(part.volume),
                 start_bytes: part.start * 512,
                 length_bytes: (part.end - part.start) * 512,
@@ -199,10 +206,10 @@ fn unreadable(volumes: &[VolumeEntry], cache: usize, status: &EngineStatus) -> V
 
 fn volume(
     entry: &VolumeEntry,
-    caches: &[Cache],
+    caches: &[CacheStatus],
     counts: &[Option<EngineStatus>],
-    exports: Vec<Exported>,
-) -> Volume {
+    exports: Vec<ExportStatus>,
+) -> VolumeStatus {
     let (state, reason, facts) = match &entry.state {
         VolumeState::Waiting(failure) => ("waiting", Some(failure.to_string()), None),
         VolumeState::Attaching => ("attaching", None, None),
@@ -221,7 +228,7 @@ fn volume(
                 .and_then(|status| Some((status, status.volumes.iter().position(|now| now.id == info.id)?)));
             let now = place.map_or(&**info, |(status, place)| &status.volumes[place]);
             let latencies = place.and_then(|(status, place)| status.latencies.get(place));
-            let set = status.map(|status| health::SetTrouble {
+            let set = status.map(|status| health::SetFaults {
                 failed: status.failed.as_ref(),
                 failing: status.is_failing.then_some((status.io_errors, &status.cache_health)),
                 nodes: &status.unreadable,
@@ -230,13 +237,13 @@ fn volume(
             let trouble = health::degraded(now, set.unwrap_or_default(), entry.backing.as_deref());
             let absent = entry.absent.as_deref().map(str::to_owned);
             let without = entry.without_cache().filter(|_| !now.attached);
-            let missing = exports.iter().filter_map(Exported::trouble);
+            let missing = exports.iter().filter_map(ExportStatus::trouble);
             let told: Vec<_> = absent.into_iter().chain(without).chain(trouble).chain(missing).collect();
             let trouble = (!told.is_empty()).then(|| told.join("; "));
             (
                 if trouble.is_some() { "degraded" } else { "served" },
                 trouble,
-                Some(VolumeFacts { outdated: place.is_none(), ..facts(now, latencies) }),
+                Some(VolumeProperties { outdated: place.is_none(), ..facts(now, latencies) }),
             )
         }
     };
@@ -245,9 +252,9 @@ fn volume(
     let cache = entry.cache.filter(|_| !is_detached).and_then(|index| caches.get(index));
     let cache = cache.filter(|cache| cache.name != NO_CACHE);
     let hardware =
-        entry.opened.as_ref().zip(backing.as_ref()).map(|(opened, path)| Hardware::of(opened, path));
+        entry.opened.as_ref().zip(backing.as_ref()).map(|(opened, path)| DeviceName::of(opened, path));
     let is_served = facts.is_some();
-    Volume {
+    VolumeStatus {
         superblock_state: entry.kept_state.filter(|_| !is_served).map(|state| state_word(state).to_owned()),
         name: entry.name.clone().or_else(|| backing.clone()).unwrap_or_default(),
         kernel_name: bcached_control::names::in_control_files(entry.number),
@@ -261,8 +268,8 @@ fn volume(
     }
 }
 
-fn facts(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeFacts {
-    VolumeFacts {
+fn facts(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeProperties {
+    VolumeProperties {
         uuid: info.uuid.to_string(),
         label: info.label.to_string(),
         outdated: false,
@@ -272,8 +279,8 @@ fn facts(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeFacts {
         block_bytes: info.logical_block_sectors() * 512,
         cache_mode: info.mode.name().to_owned(),
         backing_state: info.state.map(|state| state_word(state).to_owned()),
-        dirty: Dirty::of(info.dirty_sectors, info.is_dirty_known()),
-        writeback: (info.attached && !info.flash_only).then(|| Writeback {
+        dirty: DirtyData::of(info.dirty_sectors, info.is_dirty_known()),
+        writeback: (info.attached && !info.flash_only).then(|| WritebackStatus {
             dirty_target_bytes: info.dirty_target_sectors * 512,
             oldest_dirty_seconds: info.oldest_dirty.and_then(DirtyAge::known).map(|age| age.as_secs()),
             dirty_age_unknown: info.dirty_sectors > 0 && info.oldest_dirty == Some(DirtyAge::Unknown),
@@ -305,10 +312,10 @@ const fn state_word(state: BackingState) -> &'static str {
 }
 
 /// Returns `None` if all dirty data can be written back, as far as it was tried.
-fn unwritable(info: &VolumeInfo) -> Option<status::Unwritable> {
-    let Unwritable { ranges, sectors, tries, retry_in } = info.unwritable;
+fn unwritable(info: &VolumeInfo) -> Option<status::FailedWriteback> {
+    let UnwritableData { ranges, sectors, tries, retry_in } = info.unwritable;
     let first = info.writeback_trouble.as_ref().filter(|_| ranges > 0)?;
-    Some(status::Unwritable {
+    Some(status::FailedWriteback {
         ranges,
         bytes: sectors * 512,
         start_bytes: first.sector * 512,
@@ -319,10 +326,10 @@ fn unwritable(info: &VolumeInfo) -> Option<status::Unwritable> {
     })
 }
 
-fn bypass(reads: &Reads, bypassed: &Bypassed) -> BypassCounts {
-    let by_reason = Bypass::ALL.map(|reason| {
+fn bypass(reads: &ReadStats, bypassed: &BypassStats) -> BypassCounts {
+    let by_reason = BypassReason::ALL.map(|reason| {
         let Traffic { requests, bytes } = bypassed.of(reason);
-        (reason.name().to_owned(), status::Bypassed { requests, bytes })
+        (reason.name().to_owned(), status::BypassReasonCounts { requests, bytes })
     });
     BypassCounts {
         bypass_hits: reads.bypass_hits,
@@ -341,7 +348,7 @@ const fn discard_name(state: DiscardState) -> &'static str {
     }
 }
 
-fn counts_of(status: &EngineStatus, ages: Option<Ages>) -> CacheCounts {
+fn counts_of(status: &EngineStatus, ages: Option<PriorityStats>) -> CacheCounts {
     let (stats, written) = (&status.stats, &status.stats.written);
     CacheCounts {
         set_uuid: status.set_uuid.to_string(),
@@ -357,7 +364,7 @@ fn counts_of(status: &EngineStatus, ages: Option<Ages>) -> CacheCounts {
         buckets_metadata: status.buckets_metadata,
         buckets_reserved: Some(status.buckets_reserved),
         walked_percent: Some(status.walked_percent),
-        dirty: Dirty::of(status.dirty_sectors, status.is_counted),
+        dirty: DirtyData::of(status.dirty_sectors, status.is_counted),
         ownerless_dirty_bytes: status.is_counted.then_some(status.ownerless_dirty_sectors * 512),
         tree_depth: status.tree_depth.into(),
         nodes: status.nodes,
@@ -372,11 +379,11 @@ fn counts_of(status: &EngineStatus, ages: Option<Ages>) -> CacheCounts {
         miss_bytes: stats.miss_bytes,
         bypassed_bytes: stats.bypassed.total().bytes,
         write_bytes: stats.write_bytes,
-        data_written_bytes: written.of(Cause::Data) + written.of(Cause::Fill),
+        data_written_bytes: written.of(WriteCause::Data) + written.of(WriteCause::Fill),
         moved_bytes: stats.moved_bytes,
-        btree_written_bytes: written.of(Cause::Btree),
-        journal_written_bytes: written.of(Cause::Journal),
-        prio_written_bytes: written.of(Cause::Priorities),
+        btree_written_bytes: written.of(WriteCause::Btree),
+        journal_written_bytes: written.of(WriteCause::Journal),
+        prio_written_bytes: written.of(WriteCause::Priorities),
         journal_entries: stats.journal_entries,
         journal_waits: stats.journal_waits,
         btree_rewrites: stats.btree_rewrites,

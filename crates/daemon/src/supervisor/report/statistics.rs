@@ -1,22 +1,23 @@
 //! Converts the statistics of the engine to those of the status.
 
 use bcached_control::statistics::{
-    Ages, CacheNumbers, Counted, Latency, Times, VolumeNumbers, WITHIN_POWERS, Windows,
+    CacheStatistics, OperationTiming, PathLatency, PriorityStats, RequestCounts, RequestWindows,
+    VolumeStatistics, WITHIN_POWERS,
 };
-use bcached_engine::{self as engine, Cause, Histogram, Latencies, Path, VolumeInfo, Window};
+use bcached_engine::{self as engine, Histogram, Latencies, RequestPath, VolumeInfo, Window, WriteCause};
 use bcached_env::Time;
 use std::time::Duration;
 
 /// Returns the statistics of a set, with `ages` if they were asked for.
-pub fn of_cache(status: &engine::Status, ages: Option<engine::Ages>) -> CacheNumbers {
+pub fn of_cache(status: &engine::Status, ages: Option<engine::PriorityStats>) -> CacheStatistics {
     let stats = &status.stats;
     let percent = |buckets: u64| buckets * 100 / status.buckets.max(1);
-    let written = |cause: Cause| (cause.name().to_owned(), stats.written.of(cause));
+    let written = |cause: WriteCause| (cause.name().to_owned(), stats.written.of(cause));
     let found = stats.found;
-    CacheNumbers {
+    CacheStatistics {
         windows: windows(stats.totals(), |window| stats.of_late(window)),
         written_bytes: stats.written.total(),
-        written_by_cause_bytes: Cause::ALL.map(written).into(),
+        written_by_cause_bytes: WriteCause::ALL.map(written).into(),
         // As the kernel reports it: 100 minus the share in use.
         cache_available_percent: 100 - percent(status.buckets - status.buckets_available.min(status.buckets)),
         buckets_unused: status.buckets_unused,
@@ -41,7 +42,7 @@ pub fn of_cache(status: &engine::Status, ages: Option<engine::Ages>) -> CacheNum
         btree_gc: times(&stats.gc, status.now),
         btree_split: times(&stats.splits, status.now),
         btree_read: times(&stats.node_reads, status.now),
-        ages: ages.map(|ages| Ages {
+        ages: ages.map(|ages| PriorityStats {
             buckets: ages.buckets,
             average: ages.average,
             bytes_per_quantile: ages.sectors_per_quantile * 512,
@@ -51,11 +52,11 @@ pub fn of_cache(status: &engine::Status, ages: Option<engine::Ages>) -> CacheNum
 }
 
 /// Returns the statistics of a served volume.
-pub fn of_volume(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeNumbers {
+pub fn of_volume(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeStatistics {
     let bytes = |sectors: i64| sectors.saturating_mul(512);
     let rate = &info.writeback_rate;
-    let paths = Path::ALL.into_iter().filter_map(|path| Some((path, latencies?.of(path))));
-    VolumeNumbers {
+    let paths = RequestPath::ALL.into_iter().filter_map(|path| Some((path, latencies?.of(path))));
+    VolumeStatistics {
         windows: windows(info.stats.totals(), |window| info.stats.of_late(window)),
         latency: paths
             .filter_map(|(path, histogram)| Some((path.name().to_owned(), latency(histogram)?)))
@@ -70,8 +71,11 @@ pub fn of_volume(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeNumb
     }
 }
 
-fn windows(total: engine::Counted, of_late: impl Fn(Window) -> engine::Counted) -> Windows {
-    Windows {
+fn windows(
+    total: engine::RequestCounts,
+    of_late: impl Fn(Window) -> engine::RequestCounts,
+) -> RequestWindows {
+    RequestWindows {
         total: counted(total),
         five_minute: counted(of_late(Window::FiveMinutes)),
         hour: counted(of_late(Window::Hour)),
@@ -79,8 +83,8 @@ fn windows(total: engine::Counted, of_late: impl Fn(Window) -> engine::Counted) 
     }
 }
 
-fn counted(counted: engine::Counted) -> Counted {
-    Counted {
+fn counted(counted: engine::RequestCounts) -> RequestCounts {
+    RequestCounts {
         hits: counted.hits,
         misses: counted.misses,
         hit_percent: counted.hit_percent(),
@@ -92,11 +96,11 @@ fn counted(counted: engine::Counted) -> Counted {
 }
 
 /// Returns `None` if there were no requests.
-fn latency(histogram: &Histogram) -> Option<Latency> {
+fn latency(histogram: &Histogram) -> Option<PathLatency> {
     let requests = histogram.requests();
     let part = |permille| histogram.permille(permille).map(us);
     let mean_ns = histogram.total_ns().checked_div(u128::from(requests))?;
-    Some(Latency {
+    Some(PathLatency {
         requests,
         mean_us: u64::try_from(mean_ns / 1000).unwrap_or(u64::MAX),
         p50_us: part(500)?,
@@ -109,8 +113,8 @@ fn latency(histogram: &Histogram) -> Option<Latency> {
     })
 }
 
-fn times(times: &engine::Times, now: Time) -> Times {
-    Times {
+fn times(times: &engine::TimeStats, now: Time) -> OperationTiming {
+    OperationTiming {
         count: times.count,
         average_us: us(times.average),
         between_us: us(times.between),
@@ -126,12 +130,12 @@ fn us(duration: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::Cause;
+    use super::WriteCause;
     use bcached_control::statistics::DATA_CAUSES;
 
     #[test]
     fn the_status_counts_as_data_what_the_engine_does() {
-        let data = Cause::ALL.into_iter().filter(|cause| cause.is_data());
-        assert_eq!(data.map(Cause::name).collect::<Vec<_>>(), DATA_CAUSES);
+        let data = WriteCause::ALL.into_iter().filter(|cause| cause.is_data());
+        assert_eq!(data.map(WriteCause::name).collect::<Vec<_>>(), DATA_CAUSES);
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::supervisor::table::{VolumeEntry, VolumeState};
 use bcached_control::sizes::human;
-use bcached_control::status::{Dirty, Unserved};
-use bcached_engine::{GivenUp, VolumeId, VolumeInfo};
+use bcached_control::status::{DirtyData, UnservedVolume};
+use bcached_engine::{LostAcks, VolumeId, VolumeInfo};
 
 /// Returns the name of the volume that the set of `cache` calls `volume`, or else its UUID. `infos`
 /// is what the set reports of its volumes.
@@ -16,25 +16,25 @@ pub fn name_of(volumes: &[VolumeEntry], cache: usize, volume: VolumeId, infos: &
 }
 
 /// Returns which data of which volumes a failure of a cache device has made void; empty if none.
-pub fn given_up(volumes: &[VolumeEntry], given_up: &[GivenUp]) -> String {
+pub fn given_up(volumes: &[VolumeEntry], given_up: &[LostAcks]) -> String {
     let told: Vec<_> = given_up.iter().map(|lost| lost_of(volumes, lost)).collect();
     told.join(", and ")
 }
 
 /// Checks whether all of these volumes have been seen here.
-pub fn are_known(volumes: &[VolumeEntry], given_up: &[GivenUp]) -> bool {
+pub fn are_known(volumes: &[VolumeEntry], given_up: &[LostAcks]) -> bool {
     given_up.iter().all(|lost| entry_of(volumes, lost).is_some())
 }
 
-fn entry_of<'a>(volumes: &'a [VolumeEntry], lost: &GivenUp) -> Option<&'a VolumeEntry> {
+fn entry_of<'a>(volumes: &'a [VolumeEntry], lost: &LostAcks) -> Option<&'a VolumeEntry> {
     volumes.iter().find(|entry| entry.uuid == Some(lost.uuid))
 }
 
-fn lost_of(volumes: &[VolumeEntry], lost: &GivenUp) -> String {
+fn lost_of(volumes: &[VolumeEntry], lost: &LostAcks) -> String {
     let entry = entry_of(volumes, lost);
     let unserved = || {
         let (uuid, label) = (lost.uuid.to_string(), lost.label.to_string());
-        Unserved { uuid, label, dirty: Dirty::default(), flash_size_bytes: None }.name()
+        UnservedVolume { uuid, label, dirty: DirtyData::default(), flash_size_bytes: None }.name()
     };
     let name = entry.and_then(|entry| entry.name.clone()).unwrap_or_else(unserved);
     let amount = format!("up to {} of {name}", human(lost.sectors * 512));

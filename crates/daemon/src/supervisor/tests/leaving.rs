@@ -1,16 +1,16 @@
 //! Volumes and caches that are being removed: nothing brings them back before they have gone, and
 //! the removal is stored.
 
-use crate::engine_thread::Stopped;
+use crate::engine_thread::StoppedSet;
 use crate::supervisor::caches::CacheEvent;
-use crate::supervisor::jobs::precheck::Looked;
-use crate::supervisor::jobs::{Job, Subject};
+use crate::supervisor::jobs::precheck::DeviceCheck;
+use crate::supervisor::jobs::{Job, JobTarget};
 use crate::supervisor::table::{CacheState, VolumeState};
-use crate::supervisor::{Event, Start, Supervisor};
+use crate::supervisor::{Event, Supervisor, SupervisorParameters};
 use bcached_config::{CommandLine, Config};
 use bcached_control::failure::Failure;
-use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
-use bcached_port::NoExport;
+use bcached_control::jobs::{JobKind, JobReport, JobSpec, JobState};
+use bcached_port::ExportError;
 use std::path::Path;
 
 const FILES: &str = "version = 1\n[cache.fast]\ndevice = \"/nonexistent/fast\"\n[volume.one]\nbacking = \"/nonexistent/one\"\n";
@@ -22,15 +22,15 @@ fn releasing(folder: &Path) -> (Supervisor, u64) {
     std::fs::write(&files, FILES).expect("room");
     let line = CommandLine { config: Some(files), ..CommandLine::default() };
     let config = Config::load(&line).expect("it is right");
-    let supervisor = Supervisor::new(line, Start::of(config));
+    let supervisor = Supervisor::new(line, SupervisorParameters::of(config));
     let number = {
         let mut shared = supervisor.shared();
         let thread = std::thread::spawn(|| {});
         shared.table.caches[0].state = CacheState::Ending { thread };
         let volume = &mut shared.table.volumes[0];
         (volume.state, volume.cache) = (VolumeState::Releasing, Some(0));
-        let shown = Shown::new(Verb::Release, "fast".to_owned(), State::Running);
-        shared.jobs.add(Job::new(&shown, Subject::Cache(0), None))
+        let shown = JobReport::new(JobKind::Release, "fast".to_owned(), JobState::Running);
+        shared.jobs.add(Job::new(&shown, JobTarget::Cache(0), None))
     };
     (supervisor, number)
 }
@@ -47,12 +47,12 @@ fn a_release_that_ends_in_a_stop_is_kept() {
     let (mut supervisor, number) = releasing(folder.path());
     supervisor
         .sender
-        .send(Event::Cache(0, CacheEvent::Stopped(Stopped { outcome: Ok(()), volumes: Vec::new() })))
+        .send(Event::Cache(0, CacheEvent::Stopped(StoppedSet { outcome: Ok(()), volumes: Vec::new() })))
         .expect("open");
     supervisor.stop_engines().expect("in order");
     assert!(kept(folder.path()).contains("[cache.fast]\nserved = false"), "{}", kept(folder.path()));
     let shown = crate::supervisor::jobs::api::show(&supervisor.shared, number).expect("it is known");
-    assert_eq!(shown.state, State::Done);
+    assert_eq!(shown.state, JobState::Done);
 }
 
 /// Regression: `add` and `import` of what was being released reported that it was there.
@@ -60,7 +60,7 @@ fn a_release_that_ends_in_a_stop_is_kept() {
 fn what_is_being_released_is_neither_added_nor_imported() {
     let folder = tempfile::tempdir().expect("a folder");
     let (mut supervisor, number) = releasing(folder.path());
-    let refused = |outcome: Result<Shown, Failure>| {
+    let refused = |outcome: Result<JobReport, Failure>| {
         let failure = outcome.expect_err("it goes away");
         assert_eq!(failure.kind.exit(), 3, "{failure}");
         assert!(
@@ -68,14 +68,17 @@ fn what_is_being_released_is_neither_added_nor_imported() {
             "{failure}"
         );
     };
-    refused(supervisor.add(&Begin::new(Verb::Add, "one".to_owned()), &Looked::NotYet));
+    refused(supervisor.add(&JobSpec::new(JobKind::Add, "one".to_owned()), &DeviceCheck::NotYet));
     let (backing, cache) = (Some("/nonexistent/two".to_owned()), Some("fast".to_owned()));
+    refused(supervisor.add(
+        &JobSpec { backing, cache, ..JobSpec::new(JobKind::Add, "two".to_owned()) },
+        &DeviceCheck::NotYet,
+    ));
+    refused(supervisor.import(&JobSpec::new(JobKind::Import, "fast".to_owned()), DeviceCheck::Nothing));
     refused(
-        supervisor.add(&Begin { backing, cache, ..Begin::new(Verb::Add, "two".to_owned()) }, &Looked::NotYet),
-    );
-    refused(supervisor.import(&Begin::new(Verb::Import, "fast".to_owned()), Looked::Nothing));
-    refused(
-        supervisor.plan_job(0, &Begin::new(Verb::Remove, "one".to_owned())).map(|planned| planned.shown()),
+        supervisor
+            .plan_job(0, &JobSpec::new(JobKind::Remove, "one".to_owned()))
+            .map(|planned| planned.shown()),
     );
     supervisor.reload();
     supervisor.shared().table.caches[0].state = CacheState::Stopped;
@@ -88,9 +91,9 @@ fn what_is_being_released_is_neither_added_nor_imported() {
 fn what_was_removed_is_not_named_again() {
     let supervisor = crate::supervisor::tests::supervisor(&["one", "two"]);
     supervisor.name_exports();
-    supervisor.gone(0, Some(Verb::Remove));
+    supervisor.gone(0, Some(JobKind::Remove));
     supervisor.name_exports();
     let asked = |name| supervisor.exports.find(name).expect_err("nothing is served");
-    assert_eq!(asked("one"), NoExport::Unknown("one".to_owned()));
-    assert_eq!(asked(""), NoExport::NotServed("two".to_owned()));
+    assert_eq!(asked("one"), ExportError::Unknown("one".to_owned()));
+    assert_eq!(asked(""), ExportError::NotServed("two".to_owned()));
 }

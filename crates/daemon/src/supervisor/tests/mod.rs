@@ -6,19 +6,19 @@ mod moves;
 mod numbering;
 mod pending_settings;
 
-use crate::control_server::{Control, Signal};
+use crate::control_server::{ControlServer, Signal};
 use crate::engine_thread::{self, Engine};
 use crate::supervisor::caches::CacheEvent;
-use crate::supervisor::caches::Openings;
+use crate::supervisor::caches::OpeningReports;
 use crate::supervisor::report;
 use crate::supervisor::table::{CacheState, VolumeEntry, VolumeState};
-use crate::supervisor::{Event, Start, Supervisor};
-use bcached_config::options::layers::Configured;
-use bcached_config::{Cache, CommandLine, Config, FrontPlaces, Volume};
-use bcached_control::status::{Dirty, Progress, Volume as VolumeStatus, VolumeFacts};
+use crate::supervisor::{Event, Supervisor, SupervisorParameters};
+use bcached_config::options::layers::ConfiguredOptions;
+use bcached_config::{Cache, CommandLine, Config, FrontendConfig, Volume};
+use bcached_control::status::{DirtyData, OpeningProgress, VolumeProperties, VolumeStatus};
 use bcached_engine::{Error, UnreadableNode, VolumeId, ZeroingInfo};
 use bcached_format::{BackingFormat, BackingSuperblock, CacheMode, Label, Uuid};
-use bcached_port::{NoExport, Ways};
+use bcached_port::{ExportError, FrontendSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -32,10 +32,10 @@ pub fn config(volumes: &[&str]) -> Config {
         is_numbered: false,
         backing: format!("/nonexistent/{name}"),
         cache: Some("fast".to_owned()),
-        options: Configured::new(),
+        options: ConfiguredOptions::new(),
         read_only: false,
         shared: false,
-        ways: Ways::default(),
+        ways: FrontendSet::default(),
         size: None,
         wait: Duration::ZERO,
     };
@@ -44,8 +44,8 @@ pub fn config(volumes: &[&str]) -> Config {
         memory_bytes: 256 << 20,
         memory_is_said: true,
         stop_timeout: Duration::ZERO,
-        places: FrontPlaces { listen: Vec::new(), ..FrontPlaces::beside(Path::new("/run/x")) },
-        ways: Ways::default(),
+        places: FrontendConfig { listen: Vec::new(), ..FrontendConfig::beside(Path::new("/run/x")) },
+        ways: FrontendSet::default(),
         metrics: None,
         caches: vec![Cache {
             former: None,
@@ -68,7 +68,7 @@ pub fn config(volumes: &[&str]) -> Config {
 }
 
 fn supervisor(volumes: &[&str]) -> Supervisor {
-    Supervisor::new(CommandLine::default(), Start::of(config(volumes)))
+    Supervisor::new(CommandLine::default(), SupervisorParameters::of(config(volumes)))
 }
 
 const SET: Uuid = Uuid([7; 16]);
@@ -83,7 +83,7 @@ fn opening(thread: JoinHandle<()>) -> CacheState {
 fn a_recovery_that_ends_without_a_word_is_a_failure() {
     let mut supervisor = supervisor(&["slow"]);
     let sender = supervisor.sender.clone();
-    let news = move |news| drop(sender.send(Event::Cache(0, CacheEvent::News(news))));
+    let news = move |news| drop(sender.send(Event::Cache(0, CacheEvent::Engine(news))));
     let thread = engine_thread::spawn("test", news, |_| panic!("recovery fails")).expect("a thread");
     assert!(thread.join().is_err());
     let thread = std::thread::spawn(|| {});
@@ -91,7 +91,7 @@ fn a_recovery_that_ends_without_a_word_is_a_failure() {
     supervisor.sender.send(Event::Signal(Signal::Stop)).expect("open");
 
     let folder = tempfile::tempdir().expect("a folder");
-    let bound = Control::bind(&folder.path().join("control.sock"), None, None);
+    let bound = ControlServer::bind(&folder.path().join("control.sock"), None, None);
     let Ok(mut control) = bound else { panic!("nobody listens there") };
     supervisor.serve_events(&mut control).expect("one cache that cannot be opened is no reason to end");
     let shared = supervisor.shared();
@@ -139,9 +139,9 @@ fn volumes_are_known_before_they_are_served() {
     let supervisor = supervisor(&["one", "two"]);
     supervisor.name_exports();
     let asked = |name| supervisor.exports.find(name).expect_err("nothing is served");
-    assert_eq!(asked("one"), NoExport::NotServed("one".to_owned()));
-    assert_eq!(asked(""), NoExport::NameNeeded(2));
-    assert_eq!(asked("three"), NoExport::Unknown("three".to_owned()));
+    assert_eq!(asked("one"), ExportError::NotServed("one".to_owned()));
+    assert_eq!(asked(""), ExportError::NameNeeded(2));
+    assert_eq!(asked("three"), ExportError::Unknown("three".to_owned()));
 }
 
 /// Regression: with a command line whose recovery took more than half a minute, the daemon
@@ -153,7 +153,7 @@ fn a_command_line_is_not_ready_before_all_is_served() {
             caches: caches.iter().map(|name| (*name).to_owned()).collect(),
             ..CommandLine::default()
         };
-        let supervisor = Supervisor::new(line, Start::of(config(&[])));
+        let supervisor = Supervisor::new(line, SupervisorParameters::of(config(&[])));
         supervisor.shared().table.set_cache(0, opening(std::thread::spawn(|| {})));
         supervisor
     };
@@ -176,7 +176,7 @@ fn an_opening_says_how_far_it_is() {
     let mut status = report::status_of(shared, fronts, supervisor.started)(None);
     let begun = "cache fast on /nonexistent/fast: opening: reading the journal and";
     assert!(status.text().contains(begun), "{}", status.text());
-    status.caches[0].opening = Some(Progress { nodes_read: 1234, tree_percent: 61 });
+    status.caches[0].opening = Some(OpeningProgress { nodes_read: 1234, tree_percent: 61 });
     let later = "opening: 1234 btree nodes read, about 61% of the tree\n";
     assert!(status.text().contains(later), "{}", status.text());
     let json = serde_json::to_value(&status).expect("plain values");
@@ -187,7 +187,7 @@ fn an_opening_says_how_far_it_is() {
 /// anew.
 #[test]
 fn the_log_hears_of_an_opening_every_ten_seconds() {
-    let mut told = Openings::default();
+    let mut told = OpeningReports::default();
     let cache = |name: &str| vec![(name.to_owned(), Arc::default())];
     let mut heard = |seconds, openings| told.due(Duration::from_secs(seconds), openings).len();
     assert_eq!((heard(3, cache("fast")), heard(12, cache("fast"))), (0, 0));
@@ -289,7 +289,7 @@ fn a_volume_is_found_by_the_beginning_of_its_uuid() {
     assert!(status.text().starts_with(&format!("daemon {}, starting\n", status.pid)), "{}", status.text());
     let uuids = ["1f5a0c22-2a53-4ae5", "1f5a0c22-9999-4ae5", "77777777-2a53-4ae5"];
     for (volume, uuid) in status.volumes.iter_mut().zip(uuids) {
-        volume.facts = Some(VolumeFacts {
+        volume.facts = Some(VolumeProperties {
             flash_only: false,
             uuid: uuid.to_owned(),
             label: "same".to_owned(),
@@ -299,7 +299,7 @@ fn a_volume_is_found_by_the_beginning_of_its_uuid() {
             block_bytes: 0,
             cache_mode: "none".to_owned(),
             backing_state: None,
-            dirty: Dirty::of(0, true),
+            dirty: DirtyData::of(0, true),
             writeback: None,
             counts: None,
             numbers: None,

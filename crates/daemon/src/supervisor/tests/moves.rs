@@ -1,10 +1,10 @@
 //! Volumes that move between real engines, which stand for "no cache": a failed flush that was not
 //! reported yet moves along, and an engine that comes too late changes nothing.
 
-use crate::engine_thread::News;
+use crate::engine_thread::EngineEvent;
 use crate::supervisor::caches::CacheEvent;
 use crate::supervisor::jobs::JobEvent;
-use crate::supervisor::jobs::attach_detach::MoveTo;
+use crate::supervisor::jobs::attach_detach::VolumeMove;
 use crate::supervisor::table::{CacheEntry, CacheState, VolumeState};
 use crate::supervisor::tests::supervisor;
 use crate::supervisor::volumes::VolumeEvent;
@@ -49,11 +49,11 @@ pub fn go_on(supervisor: &mut Supervisor, is_so: impl Fn(&Supervisor) -> bool) {
         }
         let left = deadline.saturating_duration_since(Instant::now());
         match supervisor.events.recv_timeout(left).expect("it comes in time") {
-            Event::Cache(index, CacheEvent::News(News::Opened(result))) => {
+            Event::Cache(index, CacheEvent::Engine(EngineEvent::Opened(result))) => {
                 supervisor.cache_opened(index, result);
             }
             Event::Volume(volume, VolumeEvent::Added(result)) => supervisor.volume_added(volume, *result),
-            Event::Job(number, event @ (JobEvent::Given(..) | JobEvent::Moved(..))) => {
+            Event::Job(number, event @ (JobEvent::Released(..) | JobEvent::Moved(..))) => {
                 supervisor.job_event(number, event);
             }
             _ => panic!("nothing else is asked for"),
@@ -83,7 +83,7 @@ fn go_to(supervisor: &mut Supervisor, cache: usize) {
         };
         (engine, info.id)
     };
-    supervisor.begin_move(1, MoveTo { volume: 0, cache }, &engine, id);
+    supervisor.begin_move(1, VolumeMove { volume: 0, cache }, &engine, id);
     go_on(supervisor, |supervisor| serves(supervisor, cache));
 }
 
@@ -132,7 +132,8 @@ fn what_a_flush_is_owed_outlives_two_moves_in_succession() {
 fn an_engine_that_has_opened_what_nobody_wants_is_stopped() {
     let mut supervisor = supervisor(&[]);
     assert!(supervisor.engine_of_none(8).is_err(), "it opens");
-    let Ok(Event::Cache(1, CacheEvent::News(News::Opened(opened)))) = supervisor.events.recv_timeout(LIMIT)
+    let Ok(Event::Cache(1, CacheEvent::Engine(EngineEvent::Opened(opened)))) =
+        supervisor.events.recv_timeout(LIMIT)
     else {
         panic!("it has opened")
     };

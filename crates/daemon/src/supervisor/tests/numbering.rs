@@ -2,8 +2,8 @@
 
 use crate::supervisor::table::{Table, VolumeEntry, VolumeState};
 use crate::supervisor::tests::config;
-use crate::supervisor::volumes::numbering::Numbered;
-use bcached_config::{Config, Flash, WAIT_DEFAULT};
+use crate::supervisor::volumes::numbering::VolumeNumber;
+use bcached_config::{Config, FlashVolume, WAIT_DEFAULT};
 use bcached_format::Uuid;
 
 /// Volumes with the numbers they ask for, at their places; the configuration ensures that no number
@@ -58,7 +58,7 @@ fn a_volume_that_comes_back_has_its_number_again() {
 fn a_volume_in_a_cache_alone_is_behind_all_places_or_where_it_asks_to_be() {
     let mut files = asking(&[("one", None), ("two", Some(40))]);
     let table = Table::of(&files, false);
-    let flash = |number| Flash {
+    let flash = |number| FlashVolume {
         name: "swap".to_owned(),
         uuid: Uuid([1; 16]),
         served: true,
@@ -69,7 +69,7 @@ fn a_volume_in_a_cache_alone_is_behind_all_places_or_where_it_asks_to_be() {
         wait: WAIT_DEFAULT,
     };
     let [unsaid, asks, taken] = [None, Some(3), Some(0)].map(flash);
-    let is = |number, is_asked| Numbered { number, is_asked };
+    let is = |number, is_asked| VolumeNumber { number, is_asked };
     files.numbers_asked.extend([2, 3]);
     assert_eq!(table.number_of_flash(Some(&unsaid), None, &files), is(4, false), "others ask for 2 and 3");
     assert_eq!(table.number_of_flash(Some(&asks), None, &files), is(3, true));

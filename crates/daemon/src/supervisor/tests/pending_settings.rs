@@ -2,8 +2,8 @@
 
 use crate::engine_thread::Engine;
 use crate::supervisor::Supervisor;
-use crate::supervisor::options::Done;
-use crate::supervisor::options::pending_settings::Word;
+use crate::supervisor::options::Completion;
+use crate::supervisor::options::pending_settings::RequestId;
 use crate::supervisor::table::{CacheState, VolumeState};
 use crate::supervisor::tests::moves::{backing, go_on, serves};
 use crate::supervisor::tests::{SET, supervisor};
@@ -14,7 +14,7 @@ use bcached_format::CacheMode;
 fn say(supervisor: &Supervisor, mode: CacheMode) {
     let word = Value::Word(mode.name());
     supervisor.shared().table.volumes[0].options.runtime.insert("cache_mode", word);
-    supervisor.apply_cache_mode(0, Done::nobody());
+    supervisor.apply_cache_mode(0, Completion::nobody());
 }
 
 fn in_force(supervisor: &Supervisor) -> CacheMode {
@@ -25,8 +25,8 @@ fn in_force(supervisor: &Supervisor) -> CacheMode {
 }
 
 /// The latest request that is not settled, of this many.
-fn open_word(supervisor: &Supervisor, of: usize) -> Word {
-    let words = supervisor.shared().table.volumes[0].said_mode.in_force.open();
+fn open_word(supervisor: &Supervisor, of: usize) -> RequestId {
+    let words = supervisor.shared().table.volumes[0].pending_modes.in_force.open();
     assert_eq!(words.len(), of);
     words[of - 1].clone()
 }

@@ -1,16 +1,16 @@
 //! Explains where the data at an offset is, and why it is not in the cache, as far as that is
 //! known.
 
-use crate::control_server::AskExplain;
+use crate::control_server::ExplainHandler;
 use crate::engine_error;
 use crate::supervisor::Shared;
 use crate::supervisor::options::{resolve_called, served_by};
 use crate::supervisor::report::reasons::not_served;
 use crate::supervisor::table::VolumeState;
-use bcached_control::explain::Explained as Shown;
+use bcached_control::explain::ExplainReport;
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::sizes::{exact, human};
-use bcached_engine::{Bypass, Error, Explained, InCache, Traffic, VolumeInfo, Whereabouts};
+use bcached_engine::{BypassReason, CacheLocation, DataLocation, Error, Explanation, Traffic, VolumeInfo};
 use bcached_format::CacheMode;
 use std::cmp::Reverse;
 use std::sync::mpsc;
@@ -21,7 +21,7 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(8);
 
 /// The handler for the control thread. It holds no lock while it waits for an engine.
-pub fn ask(shared: Arc<Mutex<Shared>>) -> AskExplain {
+pub fn ask(shared: Arc<Mutex<Shared>>) -> ExplainHandler {
     Box::new(move |called, offset, work| {
         let index = resolve_called(&shared, called)?;
         let (entry, engine, device) = {
@@ -56,16 +56,16 @@ pub fn ask(shared: Arc<Mutex<Shared>>) -> AskExplain {
         })?;
         let within = offset % 512;
         let (state, place) = match explained.whereabouts {
-            Whereabouts::Uncached => ("uncached", None),
-            Whereabouts::OffGrid => ("off-grid", None),
-            Whereabouts::NotCached => ("not-cached", None),
-            Whereabouts::Parked(place) => ("parked", Some(place)),
-            Whereabouts::Clean(place) => ("clean", Some(place)),
-            Whereabouts::Dirty(place) => ("dirty", Some(place)),
+            DataLocation::Uncached => ("uncached", None),
+            DataLocation::OffGrid => ("off-grid", None),
+            DataLocation::NotCached => ("not-cached", None),
+            DataLocation::Parked(place) => ("parked", Some(place)),
+            DataLocation::Clean(place) => ("clean", Some(place)),
+            DataLocation::Dirty(place) => ("dirty", Some(place)),
         };
-        let of = |get: fn(InCache) -> u64| place.map(get);
-        let is_hole = explained.whereabouts == Whereabouts::NotCached;
-        Ok(Shown {
+        let of = |get: fn(CacheLocation) -> u64| place.map(get);
+        let is_hole = explained.whereabouts == DataLocation::NotCached;
+        Ok(ExplainReport {
             volume: name,
             offset_bytes: offset,
             cached: place.is_some(),
@@ -88,7 +88,7 @@ pub fn ask(shared: Arc<Mutex<Shared>>) -> AskExplain {
 
 /// Why data may not be in the cache: first what keeps everything out now, then the reasons that
 /// have kept out most since the volume is served.
-fn why_not(now: &VolumeInfo, explained: &Explained) -> Vec<String> {
+fn why_not(now: &VolumeInfo, explained: &Explanation) -> Vec<String> {
     if explained.backing_sector.is_none() {
         return Vec::new();
     }
@@ -96,14 +96,14 @@ fn why_not(now: &VolumeInfo, explained: &Explained) -> Vec<String> {
     if now.mode == CacheMode::None {
         why.push("cache_mode is none: nothing new is cached".to_owned());
     }
-    if now.course.keeps_out() {
+    if now.lifecycle.keeps_out() {
         why.push(
             "the volume is being attached, detached or grown: nothing new is cached until that has ended"
                 .to_owned(),
         );
     }
-    let mut kept_out: Vec<(Traffic, Bypass)> =
-        Bypass::ALL.iter().map(|reason| (now.stats.bypassed.of(*reason), *reason)).collect();
+    let mut kept_out: Vec<(Traffic, BypassReason)> =
+        BypassReason::ALL.iter().map(|reason| (now.stats.bypassed.of(*reason), *reason)).collect();
     kept_out.retain(|(traffic, _)| traffic.requests > 0);
     kept_out.sort_by_key(|(traffic, _)| Reverse(traffic.bytes));
     let rules = (now.mode, now.options.sequential_cutoff);
@@ -119,23 +119,25 @@ fn why_not(now: &VolumeInfo, explained: &Explained) -> Vec<String> {
 /// How much has bypassed the cache for this reason, and what the reason is.
 fn kept_out_by(
     Traffic { requests, bytes }: Traffic,
-    reason: Bypass,
+    reason: BypassReason,
     (mode, cutoff): (CacheMode, u64),
 ) -> String {
     let (noun, they) = if requests == 1 { ("request", "it") } else { ("requests", "they") };
     let (were, them) = if requests == 1 { ("was", "it") } else { ("were", "them") };
     let rule = match reason {
-        Bypass::OnItsWay => format!("{they} came while the volume was being attached, detached or grown"),
-        Bypass::Failing => {
+        BypassReason::VolumeBusy => {
+            format!("{they} came while the volume was being attached, detached or grown")
+        }
+        BypassReason::Failing => {
             format!("{they} came after the cache device had failed too often (io_error_limit)")
         }
-        Bypass::Full => format!("{they} came while too much of the cache was dirty"),
-        Bypass::Mode => format!("its cache_mode, {}, keeps {them} out", mode.name()),
-        Bypass::Sequential => {
+        BypassReason::Full => format!("{they} came while too much of the cache was dirty"),
+        BypassReason::Mode => format!("its cache_mode, {}, keeps {them} out", mode.name()),
+        BypassReason::Sequential => {
             let cutoff = human(cutoff);
             format!("{they} {were} part of streams of {cutoff} or more (sequential_cutoff)")
         }
-        Bypass::Congested => format!(
+        BypassReason::Congested => format!(
             "{they} came while the cache device was slow (congested_read_threshold_us, congested_write_threshold_us)"
         ),
     };
@@ -156,12 +158,12 @@ mod tests {
             kept_out_by(Traffic { requests, bytes: 8192 }, reason, rules)
         };
         assert_eq!(
-            told(2, Bypass::Sequential),
+            told(2, BypassReason::Sequential),
             "since the volume was put into service, 2 requests (8 KiB) bypassed the cache: they were part of \
              streams of 4 MiB or more (sequential_cutoff)"
         );
         assert_eq!(
-            told(1, Bypass::Congested),
+            told(1, BypassReason::Congested),
             "since the volume was put into service, 1 request (8 KiB) bypassed the cache: it came while the cache \
              device was slow (congested_read_threshold_us, congested_write_threshold_us)"
         );

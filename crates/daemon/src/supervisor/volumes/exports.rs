@@ -3,10 +3,10 @@
 use crate::supervisor::Supervisor;
 use crate::supervisor::table::{VolumeEntry, VolumeState};
 use bcached_control::failure::Failure;
-use bcached_port::{Export, Route, Uuid, VolumeId, Way, Ways};
+use bcached_port::{Export, Frontend, FrontendSet, Route, Uuid, VolumeId};
 
 /// The export of a volume that cannot be used now.
-fn unserved(name: &str, uuid: [u8; 16], (read_only, shared): (bool, bool), ways: Ways) -> Export {
+fn unserved(name: &str, uuid: [u8; 16], (read_only, shared): (bool, bool), ways: FrontendSet) -> Export {
     Export {
         name: name.to_owned(),
         uuid: Uuid(uuid),
@@ -15,7 +15,7 @@ fn unserved(name: &str, uuid: [u8; 16], (read_only, shared): (bool, bool), ways:
         block_sectors: 1,
         read_only,
         shared,
-        ways,
+        frontends: ways,
         served: None,
     }
 }
@@ -84,7 +84,7 @@ impl Supervisor {
         self.fronts.reserve((name, Uuid(info.uuid.0), entry.shared), ways, &self.exports);
         // Before it is published: a client that finds it is served in the right place from its
         // first request.
-        self.fronts.lead(Uuid(info.uuid.0), &engine.guests);
+        self.fronts.lead(Uuid(info.uuid.0), &engine.ring_handle);
         self.exports.insert(Export {
             name: name.clone(),
             uuid: Uuid(info.uuid.0),
@@ -93,11 +93,11 @@ impl Supervisor {
             block_sectors: u32::try_from(info.logical_block_sectors()).expect("blocks are at most a page"),
             read_only: entry.read_only,
             shared: entry.shared,
-            ways,
+            frontends: ways,
             served: Some(route.clone()),
         });
         route.lead(id, &engine.connector);
-        self.fronts.publish(name, ways, (&self.exports, &engine.guests));
+        self.fronts.publish(name, ways, (&self.exports, &engine.ring_handle));
         true
     }
 
@@ -131,16 +131,17 @@ impl Supervisor {
         })
     }
 
-    fn wanted_fronts(&self) -> impl Iterator<Item = Way> {
+    fn wanted_fronts(&self) -> impl Iterator<Item = Frontend> {
         let ways: Vec<_> = {
             let shared = self.shared();
             let said = shared.table.volumes.iter().map(|entry| entry.ways);
             said.chain(self.config.flash.iter().map(|flash| flash.ways)).chain([self.config.ways]).collect()
         };
         let has_sockets = self.fronts.has_sockets();
-        let wanted =
-            move |way: &Way| ways.iter().any(|ways| ways.has(*way)) || *way == Way::Nbd && has_sockets;
-        Way::ALL.into_iter().filter(wanted)
+        let wanted = move |way: &Frontend| {
+            ways.iter().any(|ways| ways.has(*way)) || *way == Frontend::Nbd && has_sockets
+        };
+        Frontend::ALL.into_iter().filter(wanted)
     }
 
     /// Retries volumes that a front end refused when they came.
@@ -155,7 +156,7 @@ impl Supervisor {
         }
     }
 
-    fn start_front(&self, way: Way) -> Result<(), Failure> {
+    fn start_front(&self, way: Frontend) -> Result<(), Failure> {
         self.fronts.start(way, &self.config, &self.exports)
     }
 

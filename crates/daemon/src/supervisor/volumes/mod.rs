@@ -11,9 +11,9 @@ pub mod rejoin;
 pub mod without_cache;
 
 use crate::engine_error;
-use crate::engine_thread::{Added, Adding, Engine, NotTaken, Way};
-use crate::supervisor::devices::open_timeout::Unopened;
-use crate::supervisor::options::pending_settings::Word;
+use crate::engine_thread::{AddRequest, AddedVolume, Engine, ReconnectError, ServeMode};
+use crate::supervisor::devices::open_timeout::OpenError;
+use crate::supervisor::options::pending_settings::RequestId;
 use crate::supervisor::report::reasons;
 use crate::supervisor::table::{VolumeEntry, VolumeState};
 use crate::supervisor::{Event, Phase, Supervisor};
@@ -23,18 +23,18 @@ use bcached_engine::Error;
 use bcached_format::BackingSuperblock;
 use bcached_offline::devices;
 use bcached_placement::Verdict;
-use placement::Unserved;
-use reconnect::Absent;
+use placement::UnservedReason;
+use reconnect::RetryState;
 use std::time::Duration;
 
 /// An event of a volume.
 pub enum VolumeEvent {
     /// An engine serves it, or says why not.
-    Added(Box<Result<Added, Error>>),
+    Added(Box<Result<AddedVolume, Error>>),
     /// Its engine has set the cache mode to this requested value, or has refused it (true).
-    ModeSettled(Word, bool),
+    ModeSettled(RequestId, bool),
     /// Its engine has taken up the returned backing device, or says why not.
-    Returned(Box<Result<Option<Error>, NotTaken>>),
+    Returned(Box<Result<Option<Error>, ReconnectError>>),
 }
 
 impl Supervisor {
@@ -42,7 +42,7 @@ impl Supervisor {
     pub fn volume_event(&mut self, index: usize, event: VolumeEvent) {
         match event {
             VolumeEvent::Added(result) => self.volume_added(index, *result),
-            VolumeEvent::ModeSettled(word, refused) => self.mode_settled(index, &word, refused),
+            VolumeEvent::ModeSettled(request, refused) => self.mode_settled(index, &request, refused),
             VolumeEvent::Returned(taken) => self.returned(index, *taken),
         }
     }
@@ -61,9 +61,9 @@ impl Supervisor {
                 }
                 state
             }
-            Err(Unopened::Failed(failure)) => self.volume_refused(index, failure),
-            Err(Unopened::Hangs(failure)) => {
-                self.shared().table.volumes[index].again.iter_mut().for_each(Absent::soon);
+            Err(OpenError::Failed(failure)) => self.volume_refused(index, failure),
+            Err(OpenError::NoAnswer(failure)) => {
+                self.shared().table.volumes[index].again.iter_mut().for_each(RetryState::soon);
                 VolumeState::Waiting(failure)
             }
         };
@@ -71,7 +71,7 @@ impl Supervisor {
     }
 
     /// Reads the volume's device and carries out what follows from that.
-    fn place_volume(&mut self, index: usize, device: &str) -> Result<VolumeState, Unopened> {
+    fn place_volume(&mut self, index: usize, device: &str) -> Result<VolumeState, OpenError> {
         // Opened only when an engine takes it: each close after an opening for writing wakes up
         // udev.
         let superblock = self.look(index, device)?;
@@ -95,8 +95,8 @@ impl Supervisor {
                 let Some(engine) = engine else {
                     return Ok(VolumeState::Waiting(reasons::its_cache_opens()));
                 };
-                let way = if adopts { Way::Adopted } else { Way::Cached };
-                self.give_to(index, device, (cache, engine, way))
+                let serve_mode = if adopts { ServeMode::Adopted } else { ServeMode::Cached };
+                self.give_to(index, device, (cache, engine, serve_mode))
             }
             Verdict::Without(lacked) => {
                 let lacked = lacked.map(why);
@@ -120,13 +120,13 @@ impl Supervisor {
         device: &str,
         superblock: &BackingSuperblock,
         lacked: Option<Failure>,
-    ) -> Result<VolumeState, Unopened> {
+    ) -> Result<VolumeState, OpenError> {
         let (none, engine) = match self.engine_of_none(superblock.block_sectors()) {
             Ok(found) => found,
-            Err(Unserved::Waits(failure)) => return Ok(VolumeState::Waiting(failure)),
-            Err(Unserved::Failed(failure)) => return Ok(VolumeState::Failed(failure)),
+            Err(UnservedReason::Waiting(failure)) => return Ok(VolumeState::Waiting(failure)),
+            Err(UnservedReason::Failed(failure)) => return Ok(VolumeState::Failed(failure)),
         };
-        let state = self.give_to(index, device, (none, engine, Way::Uncached))?;
+        let state = self.give_to(index, device, (none, engine, ServeMode::Uncached))?;
         if let (Some(lacked), VolumeState::Attaching) = (lacked, &state) {
             let name = self.shared().table.volumes[index].display_name().to_owned();
             tracing::warn!(
@@ -142,8 +142,8 @@ impl Supervisor {
         &mut self,
         index: usize,
         device: &str,
-        (cache, engine, way): (usize, Engine, Way),
-    ) -> Result<VolumeState, Unopened> {
+        (cache, engine, serve_mode): (usize, Engine, ServeMode),
+    ) -> Result<VolumeState, OpenError> {
         let backing = self.slow_backings.open(device, devices::open_backing)?;
         let mut shared = self.shared();
         shared.table.name_volume(index, &backing.superblock, cache);
@@ -154,12 +154,12 @@ impl Supervisor {
         let sender = self.sender.clone();
         let added =
             move |result| drop(sender.send(Event::Volume(index, VolumeEvent::Added(Box::new(result)))));
-        let adding = Adding { device: backing.device, mode, options: entry.told, way, owes };
+        let adding = AddRequest { device: backing.device, mode, options: entry.told, serve_mode, owes };
         engine.add_backing(adding, Box::new(added));
         Ok(VolumeState::Attaching)
     }
 
-    fn look(&mut self, index: usize, device: &str) -> Result<BackingSuperblock, Unopened> {
+    fn look(&mut self, index: usize, device: &str) -> Result<BackingSuperblock, OpenError> {
         let superblock = self.slow_looks.open(device, devices::look_at_backing)?;
         let entry = &mut self.shared().table.volumes[index];
         (entry.uuid, entry.label) = (Some(superblock.uuid()), Some(superblock.label()));
@@ -170,8 +170,8 @@ impl Supervisor {
     }
 
     /// Handles an engine's answer: it has attached a volume, or says why not.
-    pub fn volume_added(&self, index: usize, result: Result<Added, Error>) {
-        let Added { volume, cut_short } = match result {
+    pub fn volume_added(&self, index: usize, result: Result<AddedVolume, Error>) {
+        let AddedVolume { volume, cut_short } = match result {
             Ok(added) => added,
             Err(error) => {
                 let failure = self.shared().table.volumes[index].not_attached(&error);

@@ -2,11 +2,11 @@
 //! until the next start.
 
 use crate::supervisor::table::{Table, VolumeEntry};
-use bcached_config::{Config, Flash, Volume};
+use bcached_config::{Config, FlashVolume, Volume};
 
 /// The number of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Numbered {
+pub struct VolumeNumber {
     pub number: usize,
     /// Its section asks for this number.
     pub is_asked: bool,
@@ -15,26 +15,31 @@ pub struct Numbered {
 impl Table {
     /// The number of a volume with a backing device that is added or comes back: the configured
     /// one, unless another volume has that until the next start.
-    pub fn number_of(&self, volume: &Volume, before: Option<usize>, config: &Config) -> Numbered {
-        let said = Numbered { number: volume.number, is_asked: volume.is_numbered };
+    pub fn number_of(&self, volume: &Volume, before: Option<usize>, config: &Config) -> VolumeNumber {
+        let said = VolumeNumber { number: volume.number, is_asked: volume.is_numbered };
         let kept = || before.unwrap_or_else(|| self.number_behind(config));
         match before {
             Some(before) if before == said.number => said,
             // A volume that was there keeps its number, unless its section asks for another.
-            Some(before) if !said.is_asked => Numbered { number: before, is_asked: false },
-            _ if self.is_number_taken(said.number) => Numbered { number: kept(), is_asked: false },
+            Some(before) if !said.is_asked => VolumeNumber { number: before, is_asked: false },
+            _ if self.is_number_taken(said.number) => VolumeNumber { number: kept(), is_asked: false },
             _ => said,
         }
     }
 
     /// The same for a flash-only volume.
-    pub fn number_of_flash(&self, said: Option<&Flash>, before: Option<usize>, config: &Config) -> Numbered {
+    pub fn number_of_flash(
+        &self,
+        said: Option<&FlashVolume>,
+        before: Option<usize>,
+        config: &Config,
+    ) -> VolumeNumber {
         let asked = said.and_then(|flash| flash.number);
         let is_free = |number: &usize| before == Some(*number) || !self.is_number_taken(*number);
         match asked.filter(is_free) {
-            Some(number) => Numbered { number, is_asked: true },
+            Some(number) => VolumeNumber { number, is_asked: true },
             None => {
-                Numbered { number: before.unwrap_or_else(|| self.number_behind(config)), is_asked: false }
+                VolumeNumber { number: before.unwrap_or_else(|| self.number_behind(config)), is_asked: false }
             }
         }
     }

@@ -7,34 +7,35 @@ use bcached_config::NO_CACHE;
 use bcached_control::failure::{Failure, Kind};
 use bcached_format::{BackingSuperblock, Uuid};
 use bcached_placement::{
-    Before, Bypassed, Cache, Caches, Decision, Role, State, Superblock, Trouble, Volume, Wanted, Why,
+    BypassedVolume, Cache, CacheFault, CacheSelector, Caches, Decision, Precheck, Reason, Role, State,
+    Superblock, Volume,
 };
 use std::time::Duration;
 
 /// Why no engine takes a volume.
-pub enum Unserved {
+pub enum UnservedReason {
     /// Not yet.
-    Waits(Failure),
+    Waiting(Failure),
     /// Permanently.
     Failed(Failure),
 }
 
 /// Returns what a reason for not opening a cache means for its volumes.
-pub const fn trouble_of(reason: &Failure) -> Trouble {
+pub const fn fault_of(reason: &Failure) -> CacheFault {
     match reason.kind {
-        Kind::NotFound | Kind::TimeLimit | Kind::DeviceFails => Trouble::Missing,
-        Kind::Damaged => Trouble::Damaged,
-        Kind::NotBcache => Trouble::NotBcache,
-        _ => Trouble::Other,
+        Kind::NotFound | Kind::TimeLimit | Kind::DeviceFails => CacheFault::Missing,
+        Kind::Damaged => CacheFault::Damaged,
+        Kind::NotBcache => CacheFault::NotBcache,
+        _ => CacheFault::Other,
     }
 }
 
 /// The cache that a section names.
-fn wanted_of(wanted: Option<&str>) -> Wanted<'_> {
+fn wanted_of(wanted: Option<&str>) -> CacheSelector<'_> {
     match wanted {
-        None => Wanted::Any,
-        Some(NO_CACHE) => Wanted::NoCache,
-        Some(name) => Wanted::Named(name),
+        None => CacheSelector::Any,
+        Some(NO_CACHE) => CacheSelector::NoCache,
+        Some(name) => CacheSelector::Named(name),
     }
 }
 
@@ -44,15 +45,15 @@ impl CacheEntry {
         let role = match (&self.is_none_of, &self.former_of) {
             (Some(_), _) => Role::Bypass,
             (None, Some(name)) => Role::FormerOf(name),
-            (None, None) => Role::Lasting,
+            (None, None) => Role::Permanent,
         };
         let state = match &self.state {
-            CacheState::Waiting(reason) => State::Waiting(trouble_of(reason)),
-            CacheState::Opening { set, .. } => State::Opening(*set, self.trouble.as_ref().map(trouble_of)),
+            CacheState::Waiting(reason) => State::Waiting(fault_of(reason)),
+            CacheState::Opening { set, .. } => State::Opening(*set, self.trouble.as_ref().map(fault_of)),
             CacheState::Open { set, .. } => State::Open(*set),
             CacheState::Ending { .. } | CacheState::Stopped => State::Closed,
             CacheState::Released => State::Released,
-            CacheState::Failed(reason) => State::Failed(trouble_of(reason)),
+            CacheState::Failed(reason) => State::Failed(fault_of(reason)),
         };
         Cache { name: self.name.as_deref(), role, state, last_set: self.last_set }
     }
@@ -80,11 +81,11 @@ impl Table {
         let VolumeState::Waiting(_) = entry.state else { return None };
         let device = entry.backing.clone()?;
         match self.with_caches(|caches| caches.before(&entry.view(None))) {
-            Before::Look => return Some(device),
-            Before::Nothing => {}
+            Precheck::ReadSuperblock => return Some(device),
+            Precheck::Ignore => {}
             // An opening takes a moment and does not deserve a warning.
-            Before::Wait => self.volumes[index].state = VolumeState::Waiting(reasons::its_cache_opens()),
-            Before::Refuse(cache) => {
+            Precheck::Wait => self.volumes[index].state = VolumeState::Waiting(reasons::its_cache_opens()),
+            Precheck::Refuse(cache) => {
                 let refused = reasons::cache_not_served(&self.caches[cache].reason());
                 self.set_volume(index, VolumeState::Failed(refused));
             }
@@ -109,14 +110,14 @@ impl Table {
     pub fn cache_is_back(&self, entry: &VolumeEntry) -> Option<usize> {
         let set = entry.lacked_set()?;
         let is_without = matches!(&entry.state, VolumeState::Served(info) if !info.attached);
-        let volume = Bypassed { wanted: entry.wanted(), set };
+        let volume = BypassedVolume { wanted: entry.wanted(), set };
         is_without.then(|| self.with_caches(|caches| caches.is_back(&volume)))?
     }
 
     /// The name of the cache that is in trouble, if it is known to be the volume's, and why it is.
-    pub fn trouble_for(&self, superblock: &BackingSuperblock, why: Why) -> (Option<String>, Failure) {
+    pub fn trouble_for(&self, superblock: &BackingSuperblock, why: Reason) -> (Option<String>, Failure) {
         match why {
-            Why::Its(cache) => {
+            Reason::NamedCache(cache) => {
                 (Some(self.caches[cache].display_name().to_owned()), self.caches[cache].reason())
             }
             _ => (None, self.why(superblock, why)),
@@ -124,11 +125,11 @@ impl Table {
     }
 
     /// Why a volume waits, is refused, or goes without its cache.
-    pub fn why(&self, superblock: &BackingSuperblock, why: Why) -> Failure {
+    pub fn why(&self, superblock: &BackingSuperblock, why: Reason) -> Failure {
         let reason = |cache: usize| self.caches[cache].reason();
         match why {
-            Why::Opens => reasons::its_cache_opens(),
-            Why::Its(cache) => {
+            Reason::Opening => reasons::its_cache_opens(),
+            Reason::NamedCache(cache) => {
                 let (name, reason) = (self.caches[cache].display_name(), reason(cache));
                 match reason.kind {
                     Kind::Damaged => reasons::cache_damaged(superblock, name, &reason),
@@ -136,10 +137,10 @@ impl Table {
                     _ => reasons::cache_waits(superblock, Some(name), &reason),
                 }
             }
-            Why::Perhaps(cache) => reasons::cache_waits(superblock, None, &reason(cache)),
-            Why::Failed(cache) => reasons::cache_not_served(&reason(cache)),
-            Why::Former => reasons::missing_cache(superblock, None),
-            Why::NoCache => reasons::no_cache("none of the caches can be chosen for it", superblock)
+            Reason::PossibleCache(cache) => reasons::cache_waits(superblock, None, &reason(cache)),
+            Reason::FailedCache(cache) => reasons::cache_not_served(&reason(cache)),
+            Reason::FormerDevice => reasons::missing_cache(superblock, None),
+            Reason::NoCache => reasons::no_cache("none of the caches can be chosen for it", superblock)
                 .next("name its cache with `cache = \"NAME\"` in its section, or serve that set, too"),
         }
     }
@@ -191,7 +192,7 @@ impl Table {
 
 impl VolumeEntry {
     /// The cache that its section names.
-    pub fn wanted(&self) -> Wanted<'_> {
+    pub fn wanted(&self) -> CacheSelector<'_> {
         wanted_of(self.wanted_cache.as_deref())
     }
 

@@ -10,16 +10,16 @@
 //! is a copy.
 
 use crate::engine_error;
-use crate::engine_thread::NotTaken;
-use crate::supervisor::devices::open_timeout::{Patience, Unopened};
-use crate::supervisor::options::Done;
+use crate::engine_thread::ReconnectError;
+use crate::supervisor::devices::open_timeout::{OpenError, PendingOpens};
+use crate::supervisor::options::Completion;
 use crate::supervisor::table::{CacheEntry, VolumeEntry, VolumeState};
 use crate::supervisor::volumes::VolumeEvent;
 use crate::supervisor::{Event, RETRY, Supervisor};
 use bcached_control::failure::{Failure, Kind};
 use bcached_engine::{DiskHealth, Error, Status, VolumeInfo};
-use bcached_offline::devices::{self, BackingDevice, Found};
-use bcached_uring::Presence;
+use bcached_offline::devices::{self, BackingDevice, Reconnection};
+use bcached_uring::DevicePresence;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -29,18 +29,18 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// Backing devices that fail.
 #[derive(Default)]
-pub struct Returns {
+pub struct BackingReconnects {
     /// Those that are looked for, by volume.
-    absent: BTreeMap<usize, Absent>,
+    absent: BTreeMap<usize, RetryState>,
     /// Those that their engines are about to take up.
-    returning: BTreeMap<usize, Returning>,
+    returning: BTreeMap<usize, ReturningDevice>,
     /// Looks that hang.
-    slow: Patience<Found<BackingDevice>>,
+    slow: PendingOpens<Reconnection<BackingDevice>>,
 }
 
 /// The retry state of a device that is looked for.
 #[derive(Clone)]
-pub struct Absent {
+pub struct RetryState {
     /// When it is looked for next.
     next: Instant,
     pause: Duration,
@@ -50,7 +50,7 @@ pub struct Absent {
     told: Option<Failure>,
 }
 
-impl Absent {
+impl RetryState {
     /// Starts looking now.
     pub fn since_now() -> Self {
         Self { next: Instant::now(), pause: RETRY, is_gone: false, told: None }
@@ -109,13 +109,13 @@ impl Absent {
     }
 }
 
-struct Returning {
+struct ReturningDevice {
     served: Box<VolumeInfo>,
-    presence: Presence,
+    presence: DevicePresence,
     path: PathBuf,
 }
 
-impl Returns {
+impl BackingReconnects {
     /// Returns true if there is something to check soon.
     pub fn is_busy(&self) -> bool {
         !self.absent.is_empty() || !self.returning.is_empty()
@@ -144,7 +144,7 @@ impl Supervisor {
             let Some(health) = now.and_then(|now| now.backing_health) else { continue };
             let is_gone = known.is_gone();
             if !is_gone && !fails(&health) {
-                if self.returns.absent.remove(&volume).is_some() {
+                if self.backing_reconnects.absent.remove(&volume).is_some() {
                     self.shared().table.volumes[volume].absent = None;
                 }
             } else if health.waiting == 0 {
@@ -155,9 +155,9 @@ impl Supervisor {
         }
     }
 
-    fn look_for(&mut self, volume: usize, entry: &VolumeEntry, known: Presence, is_gone: bool) {
+    fn look_for(&mut self, volume: usize, entry: &VolumeEntry, known: DevicePresence, is_gone: bool) {
         let (Some(device), Some(uuid)) = (&entry.backing, entry.uuid) else { return };
-        let absent = self.returns.absent.entry(volume).or_insert_with(Absent::since_now);
+        let absent = self.backing_reconnects.absent.entry(volume).or_insert_with(RetryState::since_now);
         let gone = format!(
             "{device} is gone: the system no longer has it; it is used again when a device with its UUID appears"
         );
@@ -165,19 +165,22 @@ impl Supervisor {
             tracing::error!(event = "device-gone", "volume {}: {gone}", entry.display_name());
             self.shared().table.volumes[volume].absent = Some(gone.as_str().into());
         }
-        if !self.returns.absent.get_mut(&volume).is_some_and(Absent::is_due) {
+        if !self.backing_reconnects.absent.get_mut(&volume).is_some_and(RetryState::is_due) {
             return;
         }
-        let found = self.returns.slow.open(device, move |device| devices::open_returned(device, uuid, known));
+        let found = self
+            .backing_reconnects
+            .slow
+            .open(device, move |device| devices::open_returned(device, uuid, known));
         match found {
-            Ok(Found::Back(backing)) => self.begin_return(volume, backing),
-            Ok(Found::Another(failure)) => self.not_taken(volume, failure, Absent::tells),
-            Err(Unopened::Hangs(_)) => {}
-            Err(Unopened::Failed(failure)) if failure.kind != Kind::NotFound => {
-                self.not_taken(volume, failure, Absent::refused);
+            Ok(Reconnection::Reopened(backing)) => self.begin_return(volume, backing),
+            Ok(Reconnection::Rejected(failure)) => self.not_taken(volume, failure, RetryState::tells),
+            Err(OpenError::NoAnswer(_)) => {}
+            Err(OpenError::Failed(failure)) if failure.kind != Kind::NotFound => {
+                self.not_taken(volume, failure, RetryState::refused);
             }
-            Ok(Found::Nothing) | Err(Unopened::Failed(_)) => {
-                if self.returns.absent.get_mut(&volume).is_some_and(Absent::is_away) {
+            Ok(Reconnection::Missing) | Err(OpenError::Failed(_)) => {
+                if self.backing_reconnects.absent.get_mut(&volume).is_some_and(RetryState::is_away) {
                     self.shared().table.volumes[volume].absent = is_gone.then(|| gone.into());
                 }
             }
@@ -204,7 +207,7 @@ impl Supervisor {
         let device = backing.device;
         let (presence, path) = (device.presence(), device.path().to_owned());
         let id = served.id;
-        self.returns.returning.insert(volume, Returning { served, presence, path });
+        self.backing_reconnects.returning.insert(volume, ReturningDevice { served, presence, path });
         let sender = self.sender.clone();
         let answer =
             move |taken| drop(sender.send(Event::Volume(volume, VolumeEvent::Returned(Box::new(taken)))));
@@ -213,8 +216,10 @@ impl Supervisor {
 
     /// Handles the engine's answer: it has taken the device up, or says why not. The next flush of
     /// a client reports a loss.
-    pub fn returned(&mut self, volume: usize, taken: Result<Option<Error>, NotTaken>) {
-        let Some(Returning { served, presence, path, .. }) = self.returns.returning.remove(&volume) else {
+    pub fn returned(&mut self, volume: usize, taken: Result<Option<Error>, ReconnectError>) {
+        let Some(ReturningDevice { served, presence, path, .. }) =
+            self.backing_reconnects.returning.remove(&volume)
+        else {
             return;
         };
         let entry = {
@@ -227,16 +232,16 @@ impl Supervisor {
         };
         let name = entry.display_name();
         match &taken {
-            Err(NotTaken::Refused(error)) => {
-                self.not_taken(volume, engine_error::of_return(name, &path, error), Absent::refused);
+            Err(ReconnectError::Refused(error)) => {
+                self.not_taken(volume, engine_error::of_return(name, &path, error), RetryState::refused);
             }
-            Err(NotTaken::Busy(limit)) => {
+            Err(ReconnectError::Busy(limit)) => {
                 let why = format!("its requests in flight have not completed for {} s", limit.as_secs());
                 let failure = engine_error::not_taken_up(name, &path).why(why);
-                self.not_taken(volume, failure, Absent::refused);
+                self.not_taken(volume, failure, RetryState::refused);
             }
             Ok(lost) => {
-                self.returns.absent.remove(&volume);
+                self.backing_reconnects.absent.remove(&volume);
                 // The log has reported nothing of this device yet.
                 entry.backing.as_ref().map(|device| self.said.remove(device));
                 let path = path.display();
@@ -251,7 +256,7 @@ impl Supervisor {
         }
         self.publish(&entry);
         // A cache mode may have been requested while the device was being exchanged.
-        self.apply_cache_mode(volume, Done::nobody());
+        self.apply_cache_mode(volume, Completion::nobody());
     }
 
     /// Forgets volumes that are no longer served, also because their engine has ended.
@@ -265,14 +270,14 @@ impl Supervisor {
             self.shared().table.volumes.iter().map(state).collect()
         };
         let is = |volume: &usize| states.get(*volume).copied().unwrap_or_default();
-        self.returns.absent.retain(|volume, _| is(volume).0);
-        self.returns.returning.retain(|volume, _| is(volume).1);
+        self.backing_reconnects.absent.retain(|volume, _| is(volume).0);
+        self.backing_reconnects.returning.retain(|volume, _| is(volume).1);
     }
 
-    /// Records and logs why a device was not taken up; `note` is [`Absent::refused`] if it backs
-    /// off.
-    fn not_taken(&mut self, volume: usize, failure: Failure, note: fn(&mut Absent, &Failure) -> bool) {
-        let Some(absent) = self.returns.absent.get_mut(&volume) else { return };
+    /// Records and logs why a device was not taken up; `note` is [`RetryState::refused`] if it
+    /// backs off.
+    fn not_taken(&mut self, volume: usize, failure: Failure, note: fn(&mut RetryState, &Failure) -> bool) {
+        let Some(absent) = self.backing_reconnects.absent.get_mut(&volume) else { return };
         if !note(absent, &failure) {
             return;
         }

@@ -8,11 +8,11 @@
 //! without limit.
 
 use crate::supervisor::Supervisor;
-use crate::supervisor::jobs::attach_detach::{Planned, Work};
+use crate::supervisor::jobs::attach_detach::{JobPlan, JobWork};
 use crate::supervisor::table::VolumeEntry;
 use bcached_config::NO_CACHE;
 use bcached_control::failure::{Failure, Kind};
-use bcached_control::jobs::Verb;
+use bcached_control::jobs::JobKind;
 use bcached_format::{BackingSuperblock, Uuid};
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub const MOMENT: Duration = Duration::from_secs(10);
 
 /// A cache that is unavailable.
 #[derive(Clone, Debug)]
-pub struct Lack {
+pub struct MissingCache {
     /// Since when, counted from the daemon's start.
     since: Duration,
     /// Its name, if known.
@@ -50,11 +50,11 @@ impl Supervisor {
         let set = superblock.set_uuid();
         entry.missed_set = Some(set);
         let Some(since) = since else {
-            entry.lack = None;
+            entry.missing_cache = None;
             return;
         };
-        let new = || Lack { since, name, set, why: why.clone(), is_given_up: false };
-        entry.lack.get_or_insert_with(new).why = why.clone();
+        let new = || MissingCache { since, name, set, why: why.clone(), is_given_up: false };
+        entry.missing_cache.get_or_insert_with(new).why = why.clone();
     }
 
     /// Attaches volumes that are served without their caches to those that have come back.
@@ -78,11 +78,11 @@ impl Supervisor {
     /// section names the cache already.
     fn goes_back(&self, volume: usize, cache: usize) -> Result<(), Failure> {
         let entry = self.shared().table.volumes[volume].clone();
-        let (engine, now) = self.engine_and_info(&entry, Verb::Attach)?;
+        let (engine, now) = self.engine_and_info(&entry, JobKind::Attach)?;
         self.check_blocks(entry.display_name(), &now, cache)?;
-        let mut planned = Planned::nothing(Verb::Attach, entry.display_name(), Some(engine));
-        planned.work = Some(Work::MovesTo(cache));
-        let begun = self.carry_out(volume, Verb::Attach, planned)?;
+        let mut planned = JobPlan::nothing(JobKind::Attach, entry.display_name(), Some(engine));
+        planned.work = Some(JobWork::MoveTo(cache));
+        let begun = self.carry_out(volume, JobKind::Attach, planned)?;
         let (name, number) = (entry.display_name(), begun.id.unwrap_or_default());
         tracing::info!(event = "job-begun", "{name}: its cache is back: attaching it (job {number})");
         Ok(())
@@ -92,46 +92,48 @@ impl Supervisor {
     /// without it.
     pub fn stays_without(&self, volume: usize) -> bool {
         let mut shared = self.shared();
-        let lack = shared.table.volumes.get_mut(volume).and_then(|entry| entry.lack.as_mut());
-        lack.map(|lack| lack.is_given_up = true).is_some()
+        let missing_cache =
+            shared.table.volumes.get_mut(volume).and_then(|entry| entry.missing_cache.as_mut());
+        missing_cache.map(|missing| missing.is_given_up = true).is_some()
     }
 }
 
 impl VolumeEntry {
     /// Since when its cache is missing, counted from the daemon's start.
     pub fn lacks_since(&self) -> Option<Duration> {
-        self.lack.as_ref().map(|lack| lack.since)
+        self.missing_cache.as_ref().map(|missing| missing.since)
     }
 
     /// The set of the missing cache to which it is to go back.
     pub fn lacked_set(&self) -> Option<Uuid> {
-        self.lack.as_ref().filter(|lack| !lack.is_given_up).map(|lack| lack.set)
+        self.missing_cache.as_ref().filter(|missing| !missing.is_given_up).map(|missing| missing.set)
     }
 
     /// Returns true if its cache is back and it could not be attached.
     pub fn stays_without(&self) -> bool {
-        self.lack.as_ref().is_some_and(|lack| lack.is_given_up)
+        self.missing_cache.as_ref().is_some_and(|missing| missing.is_given_up)
     }
 
     /// Why it is served without its configured cache, and what can be done.
     pub fn without_cache(&self) -> Option<String> {
-        let lack = self.lack.as_ref().filter(|_| self.wanted_cache.as_deref() != Some(NO_CACHE))?;
+        let missing =
+            self.missing_cache.as_ref().filter(|_| self.wanted_cache.as_deref() != Some(NO_CACHE))?;
         let name = self.display_name();
-        let cache = lack.name.as_ref().map_or_else(String::new, |name| format!(" {name}"));
-        let what = format!("its cache{cache} (set {})", lack.set);
-        Some(if lack.is_given_up {
+        let cache = missing.name.as_ref().map_or_else(String::new, |name| format!(" {name}"));
+        let what = format!("its cache{cache} (set {})", missing.set);
+        Some(if missing.is_given_up {
             format!(
                 "{what} is back, but the volume could not be attached to it: the log says why; \
                  `bcached attach {name}` tries again"
             )
         } else {
             let back = |when| format!("the volume is attached again when the cache's device {when}");
-            let (is, then) = match lack.why.kind {
+            let (is, then) = match missing.why.kind {
                 // It is not waited for: no returning device repairs it.
                 Kind::Damaged => {
                     let next =
-                        lack.why.next.as_deref().unwrap_or("`bcached check` shows what is damaged there");
-                    (format!("is present, but refused ({})", lack.why.reason()), next.to_owned())
+                        missing.why.next.as_deref().unwrap_or("`bcached check` shows what is damaged there");
+                    (format!("is present, but refused ({})", missing.why.reason()), next.to_owned())
                 }
                 Kind::DeviceFails => ("cannot be read or written".to_owned(), back("works again")),
                 Kind::TimeLimit => ("does not answer".to_owned(), back("answers")),

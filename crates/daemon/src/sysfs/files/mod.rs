@@ -13,9 +13,9 @@ pub use of_set::{INTERNAL, SET, TOP};
 pub use of_stats::STATS;
 
 use bcached_config::options::Scope;
-use bcached_config::options::value::Kind;
-use bcached_control::statistics::{CacheNumbers, Counted, VolumeNumbers};
-use bcached_control::status::{Cache, CacheCounts, Volume, VolumeFacts};
+use bcached_config::options::value::ValueKind;
+use bcached_control::statistics::{CacheStatistics, RequestCounts, VolumeStatistics};
+use bcached_control::status::{CacheCounts, CacheStatus, VolumeProperties, VolumeStatus};
 
 /// A file.
 #[derive(Debug)]
@@ -23,49 +23,49 @@ pub struct File {
     /// Its name.
     pub name: &'static str,
     /// What a read returns.
-    pub read: Read,
+    pub read: FileRead,
     /// What a write does.
-    pub write: Write,
+    pub write: FileWrite,
 }
 
 /// What a read returns.
 #[derive(Clone, Copy, Debug)]
-pub enum Read {
+pub enum FileRead {
     /// The file can only be written.
     Never,
     /// A value of a set, up to the end of the line.
-    Set(fn(&Set<'_>) -> String),
+    Set(fn(&SetView<'_>) -> String),
     /// A value of a volume, likewise.
-    Member(fn(&Member<'_>) -> String),
+    Volume(fn(&VolumeView<'_>) -> String),
     /// A value of the statistics, likewise.
-    Counted(fn(&Counted) -> String),
+    Counted(fn(&RequestCounts) -> String),
     /// The value of an option.
     Option(Scope, &'static str),
     /// How old the data in the buckets is, which needs a scan of all buckets.
     Ages,
     /// This text only, without an added line end.
-    Bare(fn(&Set<'_>) -> String),
+    Bare(fn(&SetView<'_>) -> String),
 }
 
 /// What a write does.
 #[derive(Clone, Copy, Debug)]
-pub enum Write {
+pub enum FileWrite {
     /// The file can only be read.
     Never,
     /// Sets an option.
     Option(Scope, &'static str),
     /// Accepts a value of this kind only if it is the present one; otherwise it is refused for this
     /// reason.
-    Fixed(Kind, &'static str),
+    Fixed(ValueKind, &'static str),
     /// Carries out an action.
-    Deed(Deed),
+    Action(FileAction),
     /// Refuses any value, for this reason.
     Refused(&'static str),
 }
 
 /// An action.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Deed {
+pub enum FileAction {
     /// Attaches the volume to the set whose UUID is written.
     Attach,
     /// Detaches the volume from its set.
@@ -84,20 +84,20 @@ pub enum Deed {
 
 /// An open set.
 #[derive(Clone, Copy)]
-pub struct Set<'a> {
+pub struct SetView<'a> {
     /// The cache.
-    pub cache: &'a Cache,
+    pub cache: &'a CacheStatus,
     /// Its counters.
     pub counts: &'a CacheCounts,
     /// The rest of them.
-    pub numbers: &'a CacheNumbers,
+    pub numbers: &'a CacheStatistics,
     /// The part of them that was cleared.
-    pub cleared: Written,
+    pub cleared: WrittenBytes,
 }
 
 /// Bytes written to a cache device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Written {
+pub struct WrittenBytes {
     /// Data.
     pub data: u64,
     /// All else.
@@ -106,10 +106,10 @@ pub struct Written {
     pub btree: u64,
 }
 
-impl Written {
+impl WrittenBytes {
     /// The counters of a set.
     #[must_use]
-    pub fn of(counts: &CacheCounts, numbers: &CacheNumbers) -> Self {
+    pub fn of(counts: &CacheCounts, numbers: &CacheStatistics) -> Self {
         Self {
             data: numbers.written_of(true),
             metadata: numbers.written_of(false),
@@ -133,42 +133,42 @@ impl Written {
 
 /// A volume that is served.
 #[derive(Clone, Copy)]
-pub struct Member<'a> {
+pub struct VolumeView<'a> {
     /// The volume.
-    pub volume: &'a Volume,
+    pub volume: &'a VolumeStatus,
     /// What is known of it while it is served.
-    pub facts: &'a VolumeFacts,
+    pub facts: &'a VolumeProperties,
     /// Its counters.
-    pub numbers: &'a VolumeNumbers,
+    pub numbers: &'a VolumeStatistics,
 }
 
 impl File {
     /// Its permissions.
     #[must_use]
     pub const fn mode(&self) -> u16 {
-        let read = if matches!(self.read, Read::Never) { 0 } else { 0o444 };
-        let write = if matches!(self.write, Write::Never) { 0 } else { 0o200 };
+        let read = if matches!(self.read, FileRead::Never) { 0 } else { 0o444 };
+        let write = if matches!(self.write, FileWrite::Never) { 0 } else { 0o200 };
         read | write
     }
 
-    const fn of_set(name: &'static str, read: fn(&Set<'_>) -> String) -> Self {
-        Self { name, read: Read::Set(read), write: Write::Never }
+    const fn of_set(name: &'static str, read: fn(&SetView<'_>) -> String) -> Self {
+        Self { name, read: FileRead::Set(read), write: FileWrite::Never }
     }
 
-    const fn of_member(name: &'static str, read: fn(&Member<'_>) -> String) -> Self {
-        Self { name, read: Read::Member(read), write: Write::Never }
+    const fn of_member(name: &'static str, read: fn(&VolumeView<'_>) -> String) -> Self {
+        Self { name, read: FileRead::Volume(read), write: FileWrite::Never }
     }
 
     /// A file for the option of the same name.
     const fn option(scope: Scope, name: &'static str) -> Self {
-        Self { name, read: Read::Option(scope, name), write: Write::Option(scope, name) }
+        Self { name, read: FileRead::Option(scope, name), write: FileWrite::Option(scope, name) }
     }
 
-    const fn deed(name: &'static str, deed: Deed) -> Self {
-        Self { name, read: Read::Never, write: Write::Deed(deed) }
+    const fn deed(name: &'static str, deed: FileAction) -> Self {
+        Self { name, read: FileRead::Never, write: FileWrite::Action(deed) }
     }
 
     const fn refused(name: &'static str, why: &'static str) -> Self {
-        Self { name, read: Read::Never, write: Write::Refused(why) }
+        Self { name, read: FileRead::Never, write: FileWrite::Refused(why) }
     }
 }

@@ -2,9 +2,9 @@
 //! volume.
 
 use super::super::print::{choice, lines, signed_size, size};
-use super::{Deed, File, Member, Read, Write};
+use super::{File, FileAction, FileRead, FileWrite, VolumeView};
 use bcached_config::options::Scope;
-use bcached_config::options::value::Kind;
+use bcached_config::options::value::ValueKind;
 
 /// What the kernel prints for an unlimited rate, in sectors a second.
 const UNLIMITED: u64 = i32::MAX as u64;
@@ -14,19 +14,24 @@ const ON_FAILURE: &[&str] = &["auto", "always"];
 
 /// The files of a backing device.
 pub static BACKING: &[File] = &[
-    File::deed("attach", Deed::Attach),
+    File::deed("attach", FileAction::Attach),
     File::of_member("backing_dev_name", |member| {
         member.volume.hardware.as_ref().map(|(device, _)| device.name.clone()).unwrap_or_default()
     }),
     File::of_member("backing_dev_uuid", |member| member.facts.uuid.clone()),
     File::option(Scope::Volume, "cache_mode"),
-    File::deed("clear_stats", Deed::ClearStats),
-    File::deed("detach", Deed::Detach),
+    File::deed("clear_stats", FileAction::ClearStats),
+    File::deed("detach", FileAction::Detach),
     File::of_member("dirty_data", |member| size(member.facts.dirty.counted())),
-    fixed("io_disable", Kind::Flag, |_| "0".to_owned(), "use `bcached stop VOLUME` to end service in order"),
+    fixed(
+        "io_disable",
+        ValueKind::Flag,
+        |_| "0".to_owned(),
+        "use `bcached stop VOLUME` to end service in order",
+    ),
     fixed(
         "io_error_limit",
-        Kind::Number(0, NEVER),
+        ValueKind::Number(0, NEVER),
         |_| NEVER.to_string(),
         "a failing disk is not given up: `on_backing_error` decides what happens to requests",
     ),
@@ -38,17 +43,21 @@ pub static BACKING: &[File] = &[
     }),
     fixed(
         "readahead_cache_policy",
-        Kind::Choice(POLICIES),
+        ValueKind::Choice(POLICIES),
         |_| choice(POLICIES, "all"),
         "read-ahead cannot be told from other reads, and is cached like them",
     ),
-    File { name: "running", read: Read::Member(|_| "1".to_owned()), write: Write::Deed(Deed::Run) },
+    File {
+        name: "running",
+        read: FileRead::Volume(|_| "1".to_owned()),
+        write: FileWrite::Action(FileAction::Run),
+    },
     File::option(Scope::Volume, "sequential_cutoff"),
     File::of_member("state", |member| member.facts.backing_state.clone().unwrap_or_default()),
-    File::deed("stop", Deed::Stop),
+    File::deed("stop", FileAction::Stop),
     fixed(
         "stop_when_cache_set_failed",
-        Kind::Choice(ON_FAILURE),
+        ValueKind::Choice(ON_FAILURE),
         |_| choice(ON_FAILURE, "auto"),
         "nothing is stopped: `on_cache_error` decides what happens to requests",
     ),
@@ -58,12 +67,12 @@ pub static BACKING: &[File] = &[
     }),
     File::option(Scope::Volume, "writeback_consider_fragment"),
     File::option(Scope::Volume, "writeback_delay"),
-    fixed("writeback_metadata", Kind::Flag, |_| "1".to_owned(), "it has no effect, as in the kernel"),
+    fixed("writeback_metadata", ValueKind::Flag, |_| "1".to_owned(), "it has no effect, as in the kernel"),
     File::option(Scope::Volume, "writeback_percent"),
     File {
         name: "writeback_rate",
-        read: Read::Member(|member| size(rate(member))),
-        write: Write::Option(Scope::Volume, "writeback_rate"),
+        read: FileRead::Volume(|member| size(rate(member))),
+        write: FileWrite::Option(Scope::Volume, "writeback_rate"),
     },
     File::of_member("writeback_rate_debug", controller),
     File::option(Scope::Volume, "writeback_rate_fp_term_high"),
@@ -75,8 +84,8 @@ pub static BACKING: &[File] = &[
     File::option(Scope::Volume, "writeback_rate_update_seconds"),
     File {
         name: "writeback_running",
-        read: Read::Member(|member| u8::from(is_written_back(member)).to_string()),
-        write: Write::Option(Scope::Volume, "writeback_running"),
+        read: FileRead::Volume(|member| u8::from(is_written_back(member)).to_string()),
+        write: FileWrite::Option(Scope::Volume, "writeback_running"),
     },
 ];
 
@@ -85,8 +94,8 @@ pub static FLASH: &[File] = &[
     label(),
     File {
         name: "size",
-        read: Read::Member(|member| size(member.facts.size_bytes)),
-        write: Write::Deed(Deed::Resize),
+        read: FileRead::Volume(|member| size(member.facts.size_bytes)),
+        write: FileWrite::Action(FileAction::Resize),
     },
     File::refused(
         "unregister",
@@ -103,27 +112,32 @@ const NO_STRIPES: u64 = 1 << 40;
 const fn label() -> File {
     File {
         name: "label",
-        read: Read::Member(|member| member.facts.label.clone()),
-        write: Write::Option(Scope::Volume, "label"),
+        read: FileRead::Volume(|member| member.facts.label.clone()),
+        write: FileWrite::Option(Scope::Volume, "label"),
     }
 }
 
-const fn fixed(name: &'static str, kind: Kind, is: fn(&Member<'_>) -> String, why: &'static str) -> File {
-    File { name, read: Read::Member(is), write: Write::Fixed(kind, why) }
+const fn fixed(
+    name: &'static str,
+    kind: ValueKind,
+    is: fn(&VolumeView<'_>) -> String,
+    why: &'static str,
+) -> File {
+    File { name, read: FileRead::Volume(is), write: FileWrite::Fixed(kind, why) }
 }
 
-fn is_written_back(member: &Member<'_>) -> bool {
+fn is_written_back(member: &VolumeView<'_>) -> bool {
     member.facts.writeback.as_ref().and_then(|writeback| writeback.writeback_running).unwrap_or(false)
 }
 
 /// Returns the write-back rate in bytes a second.
-fn rate(member: &Member<'_>) -> u64 {
+fn rate(member: &VolumeView<'_>) -> u64 {
     let writeback = member.facts.writeback.as_ref().filter(|_| is_written_back(member));
     writeback.map_or(0, |writeback| writeback.writeback_rate_bytes.unwrap_or(UNLIMITED * 512))
 }
 
 /// Returns the state of the rate controller.
-fn controller(member: &Member<'_>) -> String {
+fn controller(member: &VolumeView<'_>) -> String {
     let runs = is_written_back(member);
     let now = |value: i64| if runs { value } else { 0 };
     let (facts, numbers) = (member.facts, member.numbers);

@@ -1,9 +1,9 @@
 //! `SET` and `SET/internal`, and the files beside the sets.
 
-use super::super::print::{Part, choice, lines, size};
-use super::{Deed, File, Read, Set, Write};
+use super::super::print::{TimingField, choice, lines, size};
+use super::{File, FileAction, FileRead, FileWrite, SetView};
 use bcached_config::options::Scope;
-use bcached_config::options::value::Kind;
+use bcached_config::options::value::ValueKind;
 
 const NOT_FOR_A_TIME: &str =
     "registration must outlast a restart: use `bcached add NAME --backing DEV` or `bcached import DEV`";
@@ -22,19 +22,19 @@ pub static SET: &[File] = &[
     File::of_set("btree_cache_size", |set| size(set.counts.node_bytes)),
     File::of_set("bucket_size", |set| size(set.counts.bucket_bytes)),
     File::of_set("cache_available_percent", |set| set.numbers.cache_available_percent.to_string()),
-    File::deed("clear_stats", Deed::ClearStats),
+    File::deed("clear_stats", FileAction::ClearStats),
     File::of_set("congested", |set| size(set.counts.congested_bytes.unwrap_or_default())),
     File::option(Scope::Cache, "congested_read_threshold_us"),
     File::option(Scope::Cache, "congested_write_threshold_us"),
     File {
         name: "errors",
-        read: Read::Set(|_| choice(ERRORS, "unregister")),
-        write: Write::Fixed(
-            Kind::Choice(ERRORS),
+        read: FileRead::Set(|_| choice(ERRORS, "unregister")),
+        write: FileWrite::Fixed(
+            ValueKind::Choice(ERRORS),
             "a failed set only stops writing: `on_cache_error` of each volume decides what happens to requests",
         ),
     },
-    File::deed("flash_vol_create", Deed::CreateFlash),
+    File::deed("flash_vol_create", FileAction::CreateFlash),
     File::option(Scope::Cache, "io_error_halflife"),
     File::option(Scope::Cache, "io_error_limit"),
     File::option(Scope::Cache, "journal_delay_ms"),
@@ -65,27 +65,33 @@ pub static INTERNAL: &[File] = &[
     File::of_set("active_journal_entries", |set| set.numbers.active_journal_entries.to_string()),
     File::of_set("bset_tree_stats", search_trees),
     File::of_set("btree_cache_max_chain", none),
-    File::of_set("btree_gc_average_duration_ms", |set| Part::Average(1000).of(&set.numbers.btree_gc)),
-    File::of_set("btree_gc_average_frequency_sec", |set| Part::Between(1_000_000).of(&set.numbers.btree_gc)),
-    File::of_set("btree_gc_last_sec", |set| Part::Last(1_000_000).of(&set.numbers.btree_gc)),
-    File::of_set("btree_gc_max_duration_ms", |set| Part::Longest(1000).of(&set.numbers.btree_gc)),
+    File::of_set("btree_gc_average_duration_ms", |set| TimingField::Average(1000).of(&set.numbers.btree_gc)),
+    File::of_set("btree_gc_average_frequency_sec", |set| {
+        TimingField::Between(1_000_000).of(&set.numbers.btree_gc)
+    }),
+    File::of_set("btree_gc_last_sec", |set| TimingField::Last(1_000_000).of(&set.numbers.btree_gc)),
+    File::of_set("btree_gc_max_duration_ms", |set| TimingField::Longest(1000).of(&set.numbers.btree_gc)),
     File::of_set("btree_nodes", |set| set.numbers.btree_nodes.to_string()),
-    File::of_set("btree_read_average_duration_us", |set| Part::Average(1).of(&set.numbers.btree_read)),
-    File::of_set("btree_read_average_frequency_ms", |set| Part::Between(1000).of(&set.numbers.btree_read)),
-    File::of_set("btree_read_last_ms", |set| Part::Last(1000).of(&set.numbers.btree_read)),
-    File::of_set("btree_read_max_duration_us", |set| Part::Longest(1).of(&set.numbers.btree_read)),
+    File::of_set("btree_read_average_duration_us", |set| TimingField::Average(1).of(&set.numbers.btree_read)),
+    File::of_set("btree_read_average_frequency_ms", |set| {
+        TimingField::Between(1000).of(&set.numbers.btree_read)
+    }),
+    File::of_set("btree_read_last_ms", |set| TimingField::Last(1000).of(&set.numbers.btree_read)),
+    File::of_set("btree_read_max_duration_us", |set| TimingField::Longest(1).of(&set.numbers.btree_read)),
     fixed_flag("btree_shrinker_disabled", "0", NODES),
     // Keys are kept in order here, and never sorted.
     File::of_set("btree_sort_average_duration_us", none),
     File::of_set("btree_sort_average_frequency_ms", none),
     File::of_set("btree_sort_last_ms", |_| "-1".to_owned()),
     File::of_set("btree_sort_max_duration_us", none),
-    File::of_set("btree_split_average_duration_us", |set| Part::Average(1).of(&set.numbers.btree_split)),
-    File::of_set("btree_split_average_frequency_sec", |set| {
-        Part::Between(1_000_000).of(&set.numbers.btree_split)
+    File::of_set("btree_split_average_duration_us", |set| {
+        TimingField::Average(1).of(&set.numbers.btree_split)
     }),
-    File::of_set("btree_split_last_sec", |set| Part::Last(1_000_000).of(&set.numbers.btree_split)),
-    File::of_set("btree_split_max_duration_us", |set| Part::Longest(1).of(&set.numbers.btree_split)),
+    File::of_set("btree_split_average_frequency_sec", |set| {
+        TimingField::Between(1_000_000).of(&set.numbers.btree_split)
+    }),
+    File::of_set("btree_split_last_sec", |set| TimingField::Last(1_000_000).of(&set.numbers.btree_split)),
+    File::of_set("btree_split_max_duration_us", |set| TimingField::Longest(1).of(&set.numbers.btree_split)),
     File::of_set("btree_used_percent", |set| set.numbers.btree_used_percent.to_string()),
     // A bucket that is being read is never reused.
     File::of_set("cache_read_races", none),
@@ -113,29 +119,29 @@ pub static INTERNAL: &[File] = &[
 ];
 
 /// The value of what does not exist here.
-fn none(_: &Set<'_>) -> String {
+fn none(_: &SetView<'_>) -> String {
     "0".to_owned()
 }
 
 const fn of_option(name: &'static str) -> File {
-    File { name, read: Read::Option(Scope::Cache, name), write: Write::Never }
+    File { name, read: FileRead::Option(Scope::Cache, name), write: FileWrite::Never }
 }
 
-const fn bare(name: &'static str, read: fn(&Set<'_>) -> String) -> File {
-    File { name, read: Read::Bare(read), write: Write::Never }
+const fn bare(name: &'static str, read: fn(&SetView<'_>) -> String) -> File {
+    File { name, read: FileRead::Bare(read), write: FileWrite::Never }
 }
 
 /// A flag with a fixed value.
 const fn fixed_flag(name: &'static str, is: &'static str, why: &'static str) -> File {
-    let read: fn(&Set<'_>) -> String = match is.as_bytes() {
+    let read: fn(&SetView<'_>) -> String = match is.as_bytes() {
         b"1" => |_| "1".to_owned(),
         _ => |_| "0".to_owned(),
     };
-    File { name, read: Read::Set(read), write: Write::Fixed(Kind::Flag, why) }
+    File { name, read: FileRead::Set(read), write: FileWrite::Fixed(ValueKind::Flag, why) }
 }
 
 /// The kernel keeps search trees in memory. Only the number of nodes applies here; the rest is 0.
-fn search_trees(set: &Set<'_>) -> String {
+fn search_trees(set: &SetView<'_>) -> String {
     let nothing = || "0".to_owned();
     let text = lines(&[
         ("btree nodes", 2, set.counts.nodes.to_string()),

@@ -1,11 +1,11 @@
 //! `stats_total`, `stats_day`, `stats_hour`, `stats_five_minute`.
 
 use super::super::print::size;
-use super::{File, Read, Write};
-use bcached_control::statistics::Counted;
+use super::{File, FileRead, FileWrite};
+use bcached_control::statistics::RequestCounts;
 
-const fn counted(name: &'static str, read: fn(&Counted) -> String) -> File {
-    File { name, read: Read::Counted(read), write: Write::Never }
+const fn counted(name: &'static str, read: fn(&RequestCounts) -> String) -> File {
+    File { name, read: FileRead::Counted(read), write: FileWrite::Never }
 }
 
 /// The files of one of them.

@@ -30,7 +30,7 @@ fn cache(budget: usize) -> NodeCache {
 }
 
 fn enter(cache: &mut NodeCache, bucket: u64) -> usize {
-    let Found::Load(reserved) = cache.request(pointer(bucket)) else { unreachable!("there is room") };
+    let NodeLookup::Load(reserved) = cache.request(pointer(bucket)) else { unreachable!("there is room") };
     let slot = cache.loaded(leaf(bucket), pointer(bucket), reserved).slot();
     cache.check_invariants();
     slot
@@ -47,7 +47,7 @@ fn only_what_nobody_needs_is_evicted() {
         let bucket = 1000 + cache.count() as u64;
         enter(&mut cache, bucket);
     }
-    let Found::Load(other) = cache.request(pointer(200)) else { unreachable!("others are evicted") };
+    let NodeLookup::Load(other) = cache.request(pointer(200)) else { unreachable!("others are evicted") };
     assert!(cache.find(pointer(100)).is_some(), "not the pinned one");
     cache.abandon(pointer(200));
     drop(other);
@@ -56,7 +56,7 @@ fn only_what_nobody_needs_is_evicted() {
     assert!(refused(&mut cache), "it is pinned");
     drop(pin);
     for mark in [
-        |cached: &mut CachedNode, on| cached.gate = if on { Gate::Unlinked } else { Gate::Open },
+        |cached: &mut CachedNode, on| cached.state = if on { NodeState::Unlinked } else { NodeState::Open },
         |cached: &mut CachedNode, on| cached.writing = on,
     ] {
         mark(cache.get_mut(slot), true);
@@ -82,7 +82,7 @@ fn only_what_nobody_needs_is_evicted() {
     cache.check_invariants();
 }
 
-fn remembered(cache: &NodeCache, slot: usize) -> Leaf {
+fn remembered(cache: &NodeCache, slot: usize) -> LeafHint {
     cache.remember(slot, cache.get(slot).node().place_of(Position::ZERO))
 }
 

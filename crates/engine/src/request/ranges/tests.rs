@@ -3,14 +3,14 @@ use alloc::collections::BTreeSet;
 use alloc::vec;
 use bcached_format::{DeviceIndex, Gen, Pointer};
 
-fn grant(ranges: &mut Ranges, claim: Claim) -> bool {
+fn grant(ranges: &mut RangeTable, claim: Claim) -> bool {
     ranges.try_grant(claim, &mut |_| {})
 }
 
 #[test]
 fn overlapping_writes_go_in_order_of_arrival() {
     // Proves invariant D34.
-    let mut ranges = Ranges::default();
+    let mut ranges = RangeTable::default();
     let first = ranges.queue_write(0, 10);
     let second = ranges.queue_write(5, 15);
     let third = ranges.queue_write(12, 20);
@@ -26,7 +26,7 @@ fn overlapping_writes_go_in_order_of_arrival() {
 #[test]
 fn a_write_drops_the_fills_it_overlaps_and_keeps_others_out() {
     // Proves invariant D34.
-    let mut ranges = Ranges::default();
+    let mut ranges = RangeTable::default();
     let fill = ranges.begin_fill(0, 8).expect("nothing in progress");
     let other = ranges.begin_fill(8, 16).expect("nothing in progress");
     let write = ranges.queue_write(4, 8);
@@ -41,7 +41,7 @@ fn a_write_drops_the_fills_it_overlaps_and_keeps_others_out() {
 #[test]
 fn cleanings_and_writes_to_the_backing_device_exclude_each_other() {
     // Proves invariant D34.
-    let mut ranges = Ranges::default();
+    let mut ranges = RangeTable::default();
     let clean = ranges.begin_clean(0, 100).expect("free");
     let write = ranges.queue_write(50, 60);
     assert!(grant(&mut ranges, write), "a write into the cache does not wait for a cleaning");
@@ -54,7 +54,7 @@ fn cleanings_and_writes_to_the_backing_device_exclude_each_other() {
 /// Slots are reused; a claim that was released does not find the next entry in its slot.
 #[test]
 fn a_claim_that_was_released_is_not_taken_for_the_next_one_in_its_place() {
-    let mut ranges = Ranges::default();
+    let mut ranges = RangeTable::default();
     let former = ranges.begin_miss_to_fill(0, 8).expect("nothing in progress");
     ranges.release(former);
     assert!(!ranges.fill_is_good(former));
@@ -67,14 +67,14 @@ fn a_claim_that_was_released_is_not_taken_for_the_next_one_in_its_place() {
     ranges.has_read(next);
     assert!(!ranges.claims_at(0).missing);
     ranges.release(next);
-    assert_eq!(ranges.claims_at(0), Claims::default());
+    assert_eq!(ranges.claims_at(0), SectorActivity::default());
 }
 
 /// Entries that begin at the same sector can be released in any order.
 #[test]
 fn of_those_that_begin_together_each_ends_by_itself() {
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
-        let mut ranges = Ranges::default();
+        let mut ranges = RangeTable::default();
         let ends = [8, 16, 24];
         let claims = ends.map(|end| ranges.begin_miss(0, end));
         let mut left = vec![0, 1, 2];
@@ -92,7 +92,7 @@ fn of_those_that_begin_together_each_ends_by_itself() {
 #[test]
 fn misses_from_before_a_moment_are_told_from_later_ones() {
     // Proves invariant D35.
-    let mut ranges = Ranges::default();
+    let mut ranges = RangeTable::default();
     let [early, _elsewhere] = [(0, 8), (8, 16)].map(|(start, end)| ranges.begin_miss(start, end));
     let then = ranges.now();
     let late = ranges.begin_miss(0, 8);
@@ -107,7 +107,7 @@ fn misses_from_before_a_moment_are_told_from_later_ones() {
 
 #[test]
 fn a_fill_whose_data_is_being_read_is_a_miss_until_it_has_been() {
-    let mut ranges = Ranges::default();
+    let mut ranges = RangeTable::default();
     let fill = ranges.begin_miss_to_fill(0, 8).expect("nothing in progress");
     assert_eq!(ranges.begin_miss_to_fill(0, 8), None, "a range is filled once at a time");
     let then = ranges.now();
@@ -125,7 +125,7 @@ fn a_fill_whose_data_is_being_read_is_a_miss_until_it_has_been() {
 
 #[test]
 fn a_long_claim_is_found_from_its_far_end() {
-    let mut ranges = Ranges::default();
+    let mut ranges = RangeTable::default();
     let long = ranges.begin_clean(0, 1_000_000).expect("free");
     let short = ranges.begin_clean(1_000_000, 1_000_008).expect("free");
     assert!(!ranges.backing_is_free(999_999, 1_000_000));
@@ -140,7 +140,7 @@ fn a_long_claim_is_found_from_its_far_end() {
 /// them is.
 #[test]
 fn one_long_claim_makes_no_lookup_long() {
-    let mut ranges = Ranges::default();
+    let mut ranges = RangeTable::default();
     let _long = ranges.begin_miss(0, 2_000_000);
     let mut short = Vec::new();
     for at in (0..1_000_000).step_by(8) {
@@ -161,7 +161,7 @@ fn one_long_claim_makes_no_lookup_long() {
 #[test]
 fn what_overlaps_is_found_whatever_its_length() {
     let mut rng = bcached_env::rng::Rng::new(7);
-    let mut ranges = Ranges::default();
+    let mut ranges = RangeTable::default();
     let mut held: Vec<(Claim, u64, u64)> = Vec::new();
     for _ in 0..3000 {
         let bits = 1 + rng.below(20);
@@ -183,7 +183,7 @@ fn what_overlaps_is_found_whatever_its_length() {
 #[test]
 fn what_is_being_written_back_is_found_whatever_its_length() {
     let mut rng = bcached_env::rng::Rng::new(8);
-    let mut ranges = Ranges::default();
+    let mut ranges = RangeTable::default();
     let mut held: Vec<(Claim, u64, u64)> = Vec::new();
     let mut refused = 0;
     for _ in 0..3000 {
@@ -217,11 +217,11 @@ fn what_is_being_written_back_is_found_whatever_its_length() {
 
 #[test]
 fn a_write_cuts_parked_pieces() {
-    let mut ranges = Ranges::default();
+    let mut ranges = RangeTable::default();
     let pointers = Pointers::one(Pointer::new(DeviceIndex(0), 1000, Gen(1)));
-    let epoch = crate::volume::epoch::Epoch::new(true);
-    let stamp = epoch.read_ends(epoch.read_begins());
-    ranges.park(100, Parked { end: 200, pointers, stamp });
+    let flushes = crate::volume::epoch::BackingFlushes::new(true);
+    let stamp = flushes.read_ends(flushes.read_begins());
+    ranges.park(100, ParkedPiece { end: 200, pointers, stamp });
     let write = ranges.queue_write(120, 130);
     let mut parts = 0;
     assert!(ranges.try_grant(write, &mut |cut| parts = cut.parts));

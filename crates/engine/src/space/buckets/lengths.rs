@@ -73,7 +73,7 @@ impl Buckets {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Usage;
+    use super::super::BucketUsage;
     use super::*;
     use bcached_format::prio::prio_of_node;
     use bcached_format::{DeviceIndex, Gen};
@@ -94,6 +94,6 @@ mod tests {
         assert_eq!(buckets.table[0].oldest, Gen(7), "a key may be left that names it");
         let lengths = [0, 1, 2, 3].map(|index| buckets.durable_blocks(pointer(index)));
         assert_eq!(lengths, [0, 0, 0, 2]);
-        assert_eq!(buckets.get(buckets.id(0)).usage, Usage::Data);
+        assert_eq!(buckets.get(buckets.id(0)).usage, BucketUsage::Data);
     }
 }

@@ -17,21 +17,21 @@ mod reserved;
 mod search;
 mod slots;
 
-pub use search::Invalidated;
+pub use search::Invalidation;
 pub use slots::BYTES_PER_BUCKET;
 
 use crate::cpu_cost::BUCKETS_MAX;
 use crate::error::Error;
-use crate::policy::{Place, Rank, Victims};
+use crate::policy::{EvictionOrder, Rank, VictimCursor};
 use crate::set::CacheSet;
-use crate::space::flushes::{Running, Turn};
-use crate::space::{Flushes, FreeList};
+use crate::space::flushes::{CacheFlushAction, RunningFlush};
+use crate::space::{CacheFlushes, FreeList};
 use crate::state::State;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use bcached_format::prio::{self, PRIO_FRESH};
-use bcached_format::{BucketId, DeviceIndex, Gen, Pointer, Replacement};
-use slots::{Pulling, Slot, place_slot};
+use bcached_format::{BucketId, DeviceIndex, Gen, Pointer, ReplacementPolicy};
+use slots::{BucketSlot, SlotVisits, place_slot};
 
 /// A bucket is not invalidated when its generation is this far ahead of the oldest known pointer to
 /// it. Kernels refuse live keys that are more stale than this.
@@ -50,7 +50,7 @@ const CHECKED: &str = "only pointers that were checked are pinned";
 
 /// What a bucket is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Usage {
+pub enum BucketUsage {
     /// May hold anything: the walk has not finished.
     Unknown,
     /// Closed; holds cached data or nothing.
@@ -68,7 +68,7 @@ pub enum Usage {
 }
 
 /// Number of usages.
-const USAGES: usize = Usage::Reserve as usize + 1;
+const USAGES: usize = BucketUsage::Reserve as usize + 1;
 
 /// The current state of one bucket.
 #[derive(Clone, Copy, Debug)]
@@ -76,7 +76,7 @@ pub struct Bucket {
     /// Generation; pointers with an older one are stale.
     pub generation: Gen,
     /// What it is used for.
-    pub usage: Usage,
+    pub usage: BucketUsage,
     /// A lookup of its summary has failed.
     pub is_unsummed: bool,
     /// Emptying it has failed: something in it, or a leaf that refers to it, could not be read.
@@ -98,15 +98,15 @@ pub const fn table_bytes(buckets: u64) -> u64 {
 
 /// All buckets of all cache devices of the set (currently one device).
 pub struct Buckets {
-    table: Vec<Slot>,
+    table: Vec<BucketSlot>,
     device: DeviceIndex,
     bucket_sectors: u64,
     first_bucket: u64,
     /// The order in which buckets are invalidated. For buckets that cannot be, their dirty sectors.
-    victims: Victims,
+    victims: EvictionOrder,
     /// Pins that do not fit into a slot, in units of 32768.
     crowded: BTreeMap<usize, u32>,
-    pulling: Pulling,
+    pulling: SlotVisits,
     /// The first journal entry that the table was told of: it counts as number 1.
     first_entry: Option<u64>,
     /// The newest journal entry, as such a number.
@@ -117,7 +117,7 @@ pub struct Buckets {
     /// Number of times that a bucket lost its last dirty data.
     freed: u64,
     available: u64,
-    /// Number of buckets by [`Usage`].
+    /// Number of buckets by [`BucketUsage`].
     by_usage: [u64; USAGES],
     clock: u64,
     traffic: u64,
@@ -127,8 +127,8 @@ pub struct Buckets {
     /// Sectors that have died since the last pass of GC was begun.
     died: u64,
     /// Where a search for buckets to invalidate continues.
-    next_victim: Option<Place>,
-    flushes: Flushes,
+    next_victim: Option<VictimCursor>,
+    flushes: CacheFlushes,
     /// The current search has passed over some buckets only because of the age of the pointers to
     /// them.
     passes_old: bool,
@@ -150,15 +150,15 @@ impl Buckets {
     ) -> Result<Self, Error> {
         let count = stored.len();
         let no_memory = Error::BucketMemory { buckets: count as u64, needed: table_bytes(count as u64) };
-        let mut table: Vec<Slot> = Vec::new();
+        let mut table: Vec<BucketSlot> = Vec::new();
         let is_reserved = u32::try_from(count).is_ok_and(|count| count < u32::MAX)
             && table.try_reserve_exact(count).is_ok();
-        let Some(victims) = is_reserved.then(|| Victims::new(count).ok()).flatten() else {
+        let Some(victims) = is_reserved.then(|| EvictionOrder::new(count).ok()).flatten() else {
             return Err(no_memory);
         };
         table.extend((0..).zip(stored).map(|(index, (generation, prio))| {
-            let usage = if index < first_bucket { Usage::Meta } else { Usage::Unknown };
-            Slot::new(generation, usage, prio.min(PRIO_FRESH), prio::durable_blocks(prio))
+            let usage = if index < first_bucket { BucketUsage::Meta } else { BucketUsage::Unknown };
+            BucketSlot::new(generation, usage, prio.min(PRIO_FRESH), prio::durable_blocks(prio))
         }));
         let mut by_usage = [0; USAGES];
         table.iter().for_each(|bucket| by_usage[bucket.usage() as usize] += 1);
@@ -169,7 +169,7 @@ impl Buckets {
             first_bucket,
             victims,
             crowded: BTreeMap::new(),
-            pulling: Pulling::default(),
+            pulling: SlotVisits::default(),
             first_entry: None,
             entries: 0,
             free: FreeList::default(),
@@ -183,7 +183,7 @@ impl Buckets {
             gc_untold: false,
             died: 0,
             next_victim: None,
-            flushes: Flushes::default(),
+            flushes: CacheFlushes::default(),
             passes_old: false,
             has_longer_nodes: false,
         })
@@ -221,7 +221,7 @@ impl Buckets {
 
     /// Number of buckets of that usage.
     #[must_use]
-    pub const fn count_of(&self, usage: Usage) -> u64 {
+    pub const fn count_of(&self, usage: BucketUsage) -> u64 {
         self.by_usage[usage as usize]
     }
 
@@ -310,17 +310,18 @@ impl Buckets {
         self.table[place].set_flush(self.flushes.begun());
     }
 
-    /// Says what to do for flush `wanted` of the cache device or a later one ([`Flushes::turn`]).
-    pub fn flush_turn(&mut self, wanted: u64) -> Turn {
+    /// Says what to do for flush `wanted` of the cache device or a later one
+    /// ([`CacheFlushes::turn`]).
+    pub fn flush_turn(&mut self, wanted: u64) -> CacheFlushAction {
         let turn = self.flushes.turn(wanted);
-        if turn == Turn::Run {
+        if turn == CacheFlushAction::Run {
             self.flush_begins();
         }
         turn
     }
 
     /// The flushes of the cache device. They begin with [`Self::flush_turn`].
-    pub const fn flushes(&mut self) -> &mut Flushes {
+    pub const fn flushes(&mut self) -> &mut CacheFlushes {
         &mut self.flushes
     }
 
@@ -335,7 +336,7 @@ impl Buckets {
     /// Returns the flush of the cache device in flight, if it may lose data in the bucket of
     /// `pointer`.
     #[must_use]
-    pub fn being_flushed(&self, pointer: Pointer) -> Option<Running> {
+    pub fn being_flushed(&self, pointer: Pointer) -> Option<RunningFlush> {
         let flush = if self.flushes.are_in_doubt() { self.flush_of(pointer) } else { None };
         flush.and_then(|flush| self.flushes.may_be_dropping(flush))
     }
@@ -361,7 +362,7 @@ impl Buckets {
     #[must_use]
     pub fn prio(&self, id: BucketId) -> u16 {
         let bucket = &self.table[slot(id) as usize];
-        if bucket.usage() == Usage::Meta || bucket.length() > 0 {
+        if bucket.usage() == BucketUsage::Meta || bucket.length() > 0 {
             // The length of a node is stored with its generation: invariant D5.
             return prio::prio_of_node(bucket.length());
         }
@@ -370,7 +371,7 @@ impl Buckets {
     }
 
     /// Sets what a bucket is used for; keeps lists and counts in step.
-    pub fn set_usage(&mut self, id: BucketId, usage: Usage) {
+    pub fn set_usage(&mut self, id: BucketId, usage: BucketUsage) {
         let place = slot(id) as usize;
         let was_available = self.is_available(place);
         let bucket = &mut self.table[place];
@@ -392,7 +393,7 @@ impl Buckets {
 
     /// Sets the policy by which buckets are chosen for invalidation from now on. `seed`: for the
     /// random choice.
-    pub const fn set_replacement(&mut self, policy: Replacement, seed: u64) {
+    pub const fn set_replacement(&mut self, policy: ReplacementPolicy, seed: u64) {
         self.victims.set_policy(policy, seed);
     }
 
@@ -409,7 +410,7 @@ impl Buckets {
             .map_err(|_| Error::BucketMemory { buckets: self.count(), needed })?;
         for index in self.first_bucket..self.count() {
             if is_metadata(index) {
-                self.set_usage(self.id(index), Usage::Meta);
+                self.set_usage(self.id(index), BucketUsage::Meta);
             } else {
                 order.push(slot(self.id(index)));
             }
@@ -418,7 +419,7 @@ impl Buckets {
         for index in order {
             let id = self.id(index.into());
             self.end_node(id);
-            self.set_usage(id, Usage::Data);
+            self.set_usage(id, BucketUsage::Data);
         }
         Ok(())
     }
@@ -427,8 +428,11 @@ impl Buckets {
     /// started, when the walk has proven which buckets are unreferenced.
     pub fn free_unreferenced(&mut self, id: BucketId) {
         let bucket = self.get(id);
-        assert!(bucket.usage == Usage::Data && bucket.live == 0 && bucket.pins == 0, "bucket {id} is in use");
-        self.set_usage(id, Usage::Free);
+        assert!(
+            bucket.usage == BucketUsage::Data && bucket.live == 0 && bucket.pins == 0,
+            "bucket {id} is in use"
+        );
+        self.set_usage(id, BucketUsage::Free);
         self.free.push(id);
     }
 
@@ -469,19 +473,19 @@ impl Buckets {
     pub fn release_pending(&mut self, count: usize) {
         let released: Vec<BucketId> = self.pending.drain(..count).collect();
         for id in released {
-            self.set_usage(id, Usage::Free);
+            self.set_usage(id, BucketUsage::Free);
             self.free.push(id);
         }
     }
 
     /// Hands out a free bucket for `usage` (`Open` or `Meta`). Returns `None` if no more than
     /// `keep` are free.
-    pub fn take(&mut self, usage: Usage, keep: usize) -> Option<BucketId> {
+    pub fn take(&mut self, usage: BucketUsage, keep: usize) -> Option<BucketId> {
         if self.free.len() <= keep {
             return None;
         }
         let id = self.free.pop()?;
-        assert_eq!(self.get(id).usage, Usage::Free, "bucket {id} on the free list is not free");
+        assert_eq!(self.get(id).usage, BucketUsage::Free, "bucket {id} on the free list is not free");
         let bucket = &mut self.table[slot(id) as usize];
         bucket.touch(self.clock);
         bucket.clear_marks();
@@ -491,8 +495,8 @@ impl Buckets {
 
     /// Returns a bucket that was taken for metadata and not needed: nothing was written to it.
     pub fn put_back(&mut self, id: BucketId) {
-        assert_eq!(self.get(id).usage, Usage::Meta, "bucket {id} was taken for metadata");
-        self.set_usage(id, Usage::Free);
+        assert_eq!(self.get(id).usage, BucketUsage::Meta, "bucket {id} was taken for metadata");
+        self.set_usage(id, BucketUsage::Free);
         self.free.put_back(id);
     }
 
@@ -501,12 +505,12 @@ impl Buckets {
     /// parent refers to the previous one until it is itself rewritten.
     pub fn free_metadata(&mut self, id: BucketId, generation: Option<Gen>) {
         let bucket = &mut self.table[slot(id) as usize];
-        assert_eq!(bucket.usage(), Usage::Meta, "bucket {id} is not metadata");
+        assert_eq!(bucket.usage(), BucketUsage::Meta, "bucket {id} is not metadata");
         if let Some(generation) = generation {
             bucket.generation = generation;
             self.note_oldest(id, generation.previous());
         }
-        self.set_usage(id, Usage::Data);
+        self.set_usage(id, BucketUsage::Data);
     }
 
     fn settle(&mut self, place: usize, was_available: bool) {
@@ -514,9 +518,9 @@ impl Buckets {
         let is_available = self.is_available(place);
         // A bucket of unknown usage is nobody's victim: invariant D43.
         let rank = match bucket.usage() {
-            Usage::Data if self.dirty_at(place) > 0 => None,
-            Usage::Data if bucket.live > 0 => Some(Rank::Used),
-            Usage::Data => Some(Rank::Empty),
+            BucketUsage::Data if self.dirty_at(place) > 0 => None,
+            BucketUsage::Data if bucket.live > 0 => Some(Rank::Used),
+            BucketUsage::Data => Some(Rank::Empty),
             _ => None,
         };
         self.available += u64::from(is_available);
@@ -526,9 +530,9 @@ impl Buckets {
 
     fn is_available(&self, place: usize) -> bool {
         match self.table[place].usage() {
-            Usage::Free | Usage::Pending => true,
-            Usage::Data => self.dirty_at(place) == 0,
-            Usage::Unknown | Usage::Open | Usage::Meta | Usage::Reserve => false,
+            BucketUsage::Free | BucketUsage::Pending => true,
+            BucketUsage::Data => self.dirty_at(place) == 0,
+            BucketUsage::Unknown | BucketUsage::Open | BucketUsage::Meta | BucketUsage::Reserve => false,
         }
     }
 }
@@ -549,7 +553,7 @@ impl CacheSet {
     }
 }
 
-impl Slot {
+impl BucketSlot {
     const fn needs_gc(&self) -> bool {
         self.generation.after(self.oldest) >= STALE_MAX / 2
     }

@@ -1,7 +1,7 @@
 //! What pointers mean: which bucket each points into, and whether that has been reused since.
 
-use super::slots::Slot;
-use super::{Buckets, Usage};
+use super::slots::BucketSlot;
+use super::{BucketUsage, Buckets};
 use bcached_format::{BucketId, Key, Pointer};
 
 impl Buckets {
@@ -26,7 +26,7 @@ impl Buckets {
 
     /// The slot of the bucket that `pointer` points into.
     #[inline]
-    fn at(&self, pointer: Pointer) -> Option<&Slot> {
+    fn at(&self, pointer: Pointer) -> Option<&BucketSlot> {
         self.place_of(pointer).map(|place| &self.table[place])
     }
 
@@ -60,7 +60,7 @@ impl Buckets {
     pub fn is_durably_stale(&self, pointer: Pointer) -> bool {
         self.at(pointer).is_none_or(|bucket| {
             let distance = bucket.generation.after(pointer.generation());
-            distance > u8::from(bucket.usage() == Usage::Pending)
+            distance > u8::from(bucket.usage() == BucketUsage::Pending)
         })
     }
 

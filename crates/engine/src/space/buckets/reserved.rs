@@ -1,15 +1,15 @@
 //! Buckets that join the reserve, and those of it that a start uses
 //! ([`reserve`](crate::space::reserve)).
 
-use super::{Buckets, Usage, slot};
+use super::{BucketUsage, Buckets, slot};
 use bcached_format::BucketId;
 
 impl Buckets {
     /// Uses a bucket of the reserve that has been proven free. It is handed out once its next
     /// generation is durable; from then on its stamp is void.
     pub fn use_reserve(&mut self, id: BucketId) {
-        assert_eq!(self.get(id).usage, Usage::Reserve, "bucket {id} is of the reserve");
-        self.set_usage(id, Usage::Pending);
+        assert_eq!(self.get(id).usage, BucketUsage::Reserve, "bucket {id} is of the reserve");
+        self.set_usage(id, BucketUsage::Pending);
         let bucket = &mut self.table[slot(id) as usize];
         bucket.generation = bucket.generation.next();
         self.pending.push(id);
@@ -24,15 +24,15 @@ impl Buckets {
         }
         let table = &self.table;
         let id = self.free.take(|id| !table[slot(id) as usize].needs_gc())?;
-        self.set_usage(id, Usage::Reserve);
+        self.set_usage(id, BucketUsage::Reserve);
         Some(id)
     }
 
     /// Returns a bucket taken for the reserve that could not be stamped. It is free as before, but
     /// the last to be handed out.
     pub fn put_back_from_reserve(&mut self, id: BucketId) {
-        assert_eq!(self.get(id).usage, Usage::Reserve, "bucket {id} was taken for the reserve");
-        self.set_usage(id, Usage::Free);
+        assert_eq!(self.get(id).usage, BucketUsage::Reserve, "bucket {id} was taken for the reserve");
+        self.set_usage(id, BucketUsage::Free);
         self.free.push(id);
     }
 }

@@ -1,13 +1,13 @@
 //! The search for buckets to invalidate.
 
-use super::{Buckets, STALE_MAX, Usage};
+use super::{BucketUsage, Buckets, STALE_MAX};
 use crate::cpu_cost::BUCKETS_MAX;
 use alloc::vec::Vec;
 use bcached_format::BucketId;
 
 /// The result of a search for buckets to invalidate.
 #[derive(Clone, Copy, Debug)]
-pub struct Invalidated {
+pub struct Invalidation {
     /// Number of buckets that it has made pending.
     pub count: usize,
     /// Number of buckets examined.
@@ -25,7 +25,7 @@ impl Buckets {
     /// Invalidates up to `count` buckets, which may be reused once their generations are durable.
     /// `durable`: newest durable journal entry. Examines at most as many as one piece of work may;
     /// the next call continues from there.
-    pub fn invalidate(&mut self, count: usize, durable: u64) -> Invalidated {
+    pub fn invalidate(&mut self, count: usize, durable: u64) -> Invalidation {
         let (durable, entries) = (self.durable_entry(durable), self.entries);
         let mut passed_used = false;
         let mut passes_old = self.next_victim.is_some() && self.passes_old;
@@ -54,7 +54,7 @@ impl Buckets {
         self.passes_old = passes_old;
         for slot in &chosen {
             let id = BucketId { device: self.device, index: u64::from(*slot) };
-            self.set_usage(id, Usage::Pending);
+            self.set_usage(id, BucketUsage::Pending);
             // A bucket with dirty data is on no list of victims: invariant D10.
             assert_eq!(self.dirty_at(*slot as usize), 0, "bucket {id} holds dirty data");
             let bucket = &mut self.table[*slot as usize];
@@ -67,7 +67,7 @@ impl Buckets {
         }
         let is_complete = self.next_victim.is_none();
         let kept_by_age = chosen.is_empty() && passes_old && is_complete;
-        Invalidated { count: chosen.len(), looked_at, is_complete, passed_used, kept_by_age }
+        Invalidation { count: chosen.len(), looked_at, is_complete, passed_used, kept_by_age }
     }
 }
 

@@ -6,8 +6,8 @@
 //! visits some slots and pulls forward those that would fall too far behind ([`ROUND`]). Numbers
 //! further behind than [`FAR`] are not told apart.
 
-use super::{Bucket, Buckets, Usage};
-use crate::policy::lists::Lists;
+use super::{Bucket, BucketUsage, Buckets};
+use crate::policy::lists::SlotLists;
 use bcached_format::Gen;
 use bcached_format::prio::PRIO_FRESH;
 
@@ -24,15 +24,15 @@ const STEP: u64 = 1 << 12;
 const _: () = assert!(FAR + ROUND + STEP <= u16::MAX as u64, "16 bits tell how far a number lies behind");
 
 /// The usages, in the order of their numbers. The unused number maps to the first.
-const USAGES: [Usage; 8] = [
-    Usage::Unknown,
-    Usage::Data,
-    Usage::Open,
-    Usage::Meta,
-    Usage::Pending,
-    Usage::Free,
-    Usage::Reserve,
-    Usage::Unknown,
+const USAGES: [BucketUsage; 8] = [
+    BucketUsage::Unknown,
+    BucketUsage::Data,
+    BucketUsage::Open,
+    BucketUsage::Meta,
+    BucketUsage::Pending,
+    BucketUsage::Free,
+    BucketUsage::Reserve,
+    BucketUsage::Unknown,
 ];
 const USAGE: u8 = 7;
 const UNSUMMED: u8 = 8;
@@ -40,7 +40,7 @@ const STUCK: u8 = 16;
 
 /// What is stored for one bucket. Its dirty sectors are stored in the lists, in place of a link.
 #[derive(Clone, Copy)]
-pub(super) struct Slot {
+pub(super) struct BucketSlot {
     pub generation: Gen,
     /// Oldest generation that a key of the tree may still carry for it, as of the last complete
     /// pass of GC.
@@ -62,12 +62,12 @@ pub(super) struct Slot {
 }
 
 /// Memory that the table takes for each bucket, in bytes.
-pub const BYTES_PER_BUCKET: usize = size_of::<Slot>() + Lists::SLOT_BYTES;
+pub const BYTES_PER_BUCKET: usize = size_of::<BucketSlot>() + SlotLists::SLOT_BYTES;
 
 const _: () = assert!(BYTES_PER_BUCKET == 25, "each byte costs 1 MiB per TiB in buckets of 1 MiB");
 
-impl Slot {
-    pub(super) const fn new(generation: Gen, usage: Usage, touched: u16, length: u16) -> Self {
+impl BucketSlot {
+    pub(super) const fn new(generation: Gen, usage: BucketUsage, touched: u16, length: u16) -> Self {
         Self {
             generation,
             oldest: generation,
@@ -82,14 +82,14 @@ impl Slot {
     }
 
     #[inline]
-    pub(super) const fn usage(&self) -> Usage {
+    pub(super) const fn usage(&self) -> BucketUsage {
         USAGES[(self.state & USAGE) as usize]
     }
 
     /// Sets the usage. A length is valid for one life as a node, a flush number for one life as
     /// data: data not written since counts as written long before flush `begun`.
     #[inline]
-    pub(super) const fn set_usage(&mut self, usage: Usage, begun: u64) {
+    pub(super) const fn set_usage(&mut self, usage: BucketUsage, begun: u64) {
         if usage.may_be_node() != self.usage().may_be_node() {
             self.flush_or_length = if usage.may_be_node() { 0 } else { low(begun.saturating_sub(FAR)) };
         }
@@ -166,7 +166,7 @@ impl Slot {
     }
 
     /// Pulls forward those of its numbers that would fall too far behind.
-    fn pull(&mut self, newest: Newest) {
+    fn pull(&mut self, newest: NewestNumbers) {
         self.touched = pulled(self.touched, newest.clock);
         self.release = pulled(self.release, newest.entries);
         if !self.usage().may_be_node() {
@@ -175,7 +175,7 @@ impl Slot {
     }
 }
 
-impl Usage {
+impl BucketUsage {
     /// Returns whether the bucket may hold a node, or has not been looked at since the start.
     #[inline]
     pub(super) const fn may_be_node(self) -> bool {
@@ -185,7 +185,7 @@ impl Usage {
 
 /// The newest of each number.
 #[derive(Clone, Copy)]
-struct Newest {
+struct NewestNumbers {
     clock: u64,
     entries: u64,
     flushes: u64,
@@ -210,7 +210,7 @@ const fn pulled(kept: u16, newest: u64) -> u16 {
 
 /// Progress of the visits to the slots.
 #[derive(Default)]
-pub(super) struct Pulling {
+pub(super) struct SlotVisits {
     /// The next slot to visit.
     at: usize,
     /// Slots still to be visited, in units of 1/[`ROUND`].
@@ -261,7 +261,8 @@ impl Buckets {
     fn pull(&mut self, events: u64) {
         let count = self.table.len() as u64;
         self.pulling.due += events * count;
-        let newest = Newest { clock: self.clock, entries: self.entries, flushes: self.flushes.begun() };
+        let newest =
+            NewestNumbers { clock: self.clock, entries: self.entries, flushes: self.flushes.begun() };
         for _ in 0..(self.pulling.due / ROUND).min(count) {
             self.table[self.pulling.at].pull(newest);
             self.pulling.at = (self.pulling.at + 1) % self.table.len();
@@ -352,7 +353,7 @@ mod tests {
         assert_eq!(safe(&buckets), 0);
         for event in 0..200_000_u64 {
             let turn = buckets.flush_turn(event + 1);
-            assert_eq!(turn, crate::space::flushes::Turn::Run);
+            assert_eq!(turn, crate::space::flushes::CacheFlushAction::Run);
             if event % 3 == 0 {
                 buckets.entry_closes(10_000_000 + event);
             }
@@ -377,12 +378,12 @@ mod tests {
     fn what_was_there_at_the_start_is_safe_whenever_it_is_found() {
         let mut buckets = table_of(2);
         for event in 0..=65_536_u64 {
-            assert_eq!(buckets.flush_turn(event + 1), crate::space::flushes::Turn::Run);
+            assert_eq!(buckets.flush_turn(event + 1), crate::space::flushes::CacheFlushAction::Run);
             if event < 65_536 {
                 buckets.flushes.ends(Ok(()));
             }
         }
-        buckets.set_usage(buckets.id(1), Usage::Data);
+        buckets.set_usage(buckets.id(1), BucketUsage::Data);
         assert!(buckets.being_flushed(pointer(1)).is_none(), "after flush {}", buckets.flushes.begun());
         buckets.written(pointer(1));
         assert!(buckets.being_flushed(pointer(1)).is_some());

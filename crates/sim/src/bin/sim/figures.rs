@@ -2,20 +2,20 @@
 
 use crate::out::say;
 use bcached_engine::Phase;
-use bcached_sim::figures::{Figures, Hosting};
-use bcached_sim::reached::{Case, Reached};
+use bcached_sim::figures::{HostCounts, RunCounts};
+use bcached_sim::reached::{CoverageCase, RequestCoverage};
 
 /// Prints the totals, and the rates over this many seconds.
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
-pub fn print_figures(figures: &Figures, seconds: f64) {
+pub fn print_figures(figures: &RunCounts, seconds: f64) {
     let rate = |count: u64| count as f64 / seconds.max(0.001);
-    let Figures { requests, operations, lives, crashes, crashes_in_recovery, crashes_in_third, .. } =
+    let RunCounts { requests, operations, lives, crashes, crashes_in_recovery, crashes_in_third, .. } =
         *figures;
     let recoveries = figures.recoveries();
     say!("requests            {requests:>12} {:>10.0}/s", rate(requests));
     say!("device operations   {operations:>12} {:>10.0}/s", rate(operations));
     say!("processes           {lives:>12}");
-    let Hosting { reopenings, bypasses } = figures.hosting;
+    let HostCounts { reopenings, bypasses } = figures.hosting;
     say!("sets reopened       {reopenings:>12}, caches bypassed meanwhile {bypasses}");
     say!("recoveries          {recoveries:>12} {:>10.0}/s", rate(recoveries));
     say!("crashes             {crashes:>12}");
@@ -33,9 +33,9 @@ pub fn print_figures(figures: &Figures, seconds: f64) {
 /// Number of unreached cases that are listed.
 const MISSING_SHOWN: usize = 8;
 
-fn print_reached(reached: &Reached) {
+fn print_reached(reached: &RequestCoverage) {
     reached.table().iter().for_each(|line| say!("{line}"));
-    let (all, missing) = (Case::all().count(), reached.missing().count());
+    let (all, missing) = (CoverageCase::all().count(), reached.missing().count());
     say!("of {all} cases (by failed device), {} were requested", all - missing);
     for case in reached.missing().take(MISSING_SHOWN) {
         say!("  never: {case}");

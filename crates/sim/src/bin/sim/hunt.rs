@@ -8,8 +8,8 @@ use crate::shorten::shorten;
 use crate::what::system;
 use anyhow::Result;
 use bcached_sim::digest::mix;
-use bcached_sim::figures::Figures;
-use bcached_sim::hunt::Round;
+use bcached_sim::figures::RunCounts;
+use bcached_sim::hunt::HuntRound;
 use bcached_sim::workload::{DRAWING, check_drawing};
 use rustix::time::{ClockId, clock_gettime};
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 /// Options of `sim hunt`.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct HuntArgs {
     /// The system under test.
     #[arg(long, default_value = "engine")]
     system: String,
@@ -46,13 +46,13 @@ pub struct Args {
 }
 
 /// Runs the hunt up to the first failure. Returns true if nothing was found.
-pub fn hunt(args: &Args) -> Result<bool> {
+pub fn hunt(args: &HuntArgs) -> Result<bool> {
     args.drawing.map_or(Ok(()), check_drawing)?;
     check_new(args.save.as_deref())?;
     let system = system(&args.system)?;
     let from = args.from.unwrap_or_else(fresh_number);
     say!("hunt {from}, drawing {DRAWING}");
-    let (mut figures, mut rounds) = (Figures::default(), 0);
+    let (mut figures, mut rounds) = (RunCounts::default(), 0);
     let mut found = None;
     let novelty = Rc::default();
     let limit = Duration::from_secs(args.seconds);
@@ -60,7 +60,7 @@ pub fn hunt(args: &Args) -> Result<bool> {
         // There is no round after the last number.
         let Some(index) = args.round.checked_add(rounds) else { break };
         let began = processor_time();
-        let round = Round::of(from, index);
+        let round = HuntRound::of(from, index);
         rounds += 1;
         if args.rounds {
             // Printed in advance, in case this round ends the process.

@@ -2,12 +2,12 @@
 
 use crate::out::say;
 use anyhow::{Context as _, Result};
-use bcached_sim::machines::{self, COUNT, LOADS, Length, plot};
+use bcached_sim::machines::{self, COUNT, LOADS, RunLength, plot};
 use std::path::PathBuf;
 
 /// Options of `sim machines`.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct MachinesArgs {
     /// Seed of requests and events.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -26,8 +26,8 @@ pub struct Args {
 }
 
 /// Runs the machines and prints the result for each. Returns false if anything was lost.
-pub fn machines(args: &Args) -> Result<bool> {
-    let samples = match machines::run(args.seed, Length { cycles: args.cycles, rounds: args.rounds }) {
+pub fn machines(args: &MachinesArgs) -> Result<bool> {
+    let samples = match machines::run(args.seed, RunLength { cycles: args.cycles, rounds: args.rounds }) {
         Ok(samples) => samples,
         Err(fault) => {
             say!("{fault}");

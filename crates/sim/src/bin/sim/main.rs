@@ -36,20 +36,20 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Run one workload or script, or reproduce a failure.
-    Run(run::Args),
+    Run(run::RunArgs),
     /// Run many seeds, each whole and then with a crash at every operation.
-    Sweep(sweep::Args),
+    Sweep(sweep::SweepArgs),
     /// Run fresh seeds of all workloads for some time, some of them with crashes at a few of their
     /// points.
-    Hunt(hunt::Args),
+    Hunt(hunt::HuntArgs),
     /// Play named failure scenarios, or list them with the beginnings of their stories.
-    Scenario(scenario::Args),
+    Scenario(scenario::ScenarioArgs),
     /// Measure the engine on models of real devices, in virtual time, and print the figures beside
     /// their bounds.
-    BenchModel(bench_model::Args),
+    BenchModel(bench_model::BenchModelArgs),
     /// Run ten virtual machines on one cache through kills, resets, power cuts and mirror failures,
     /// and report the dirty data and hits of each over time.
-    Machines(machines::Args),
+    Machines(machines::MachinesArgs),
     /// List the systems and workloads, and the drawing.
     List,
 }

@@ -4,11 +4,11 @@ use crate::out::say;
 use crate::program;
 use crate::save::{check_new, save, save_found};
 use crate::shorten::shorten;
-use crate::what::What;
+use crate::what::SystemArgs;
 use anyhow::{Error, Result, anyhow, bail};
-use bcached_sim::crashpoints::{Depth, aftermath, replay};
+use bcached_sim::crashpoints::{SweepDepth, aftermath, replay};
 use bcached_sim::driver::trace::telling;
-use bcached_sim::failure::{Cut, Failure};
+use bcached_sim::failure::{CrashPoint, Failure};
 use bcached_sim::minimise::fault_of;
 use bcached_sim::run::{play, rig_for};
 use bcached_sim::script::{Script, limits::CUTS_MAX};
@@ -19,9 +19,9 @@ use std::rc::Rc;
 
 /// Options of `sim run`.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct RunArgs {
     #[command(flatten)]
-    what: What,
+    what: SystemArgs,
     /// The seed.
     #[arg(long)]
     seed: Option<u64>,
@@ -54,7 +54,7 @@ pub struct Args {
     save: Option<PathBuf>,
 }
 
-impl Args {
+impl RunArgs {
     /// Returns the workload and its crashes.
     fn script(&self) -> Result<Script> {
         let mut script = match (&self.script, self.seed) {
@@ -87,16 +87,16 @@ impl Args {
 }
 
 /// Runs the workload. Returns true if nothing was found.
-pub fn run(args: &Args) -> Result<bool> {
+pub fn run(args: &RunArgs) -> Result<bool> {
     let system = args.what.system()?;
     check_new(args.save.as_deref())?;
     let Script { mut workload, mut cuts } = args.script()?;
     let judge = || judge(&system, &workload, &cuts);
     let judged = if args.trace { traced(&system, &workload, &cuts, judge) } else { judge() };
     let found = match judged {
-        Judged::Passed => None,
-        Judged::Failed(failure) => Some(failure),
-        Judged::Missed { reached } => return Err(missed(&system, &workload, &cuts, reached)?),
+        RunOutcome::Passed => None,
+        RunOutcome::Failed(failure) => Some(failure),
+        RunOutcome::Missed { reached } => return Err(missed(&system, &workload, &cuts, reached)?),
     };
     let passes = found.is_none();
     match found {
@@ -121,7 +121,7 @@ pub fn run(args: &Args) -> Result<bool> {
 }
 
 /// The outcome of a run.
-enum Judged {
+enum RunOutcome {
     Passed,
     Failed(Failure),
     /// Only this many of the crashes happened: there was no such point for the next one.
@@ -131,21 +131,26 @@ enum Judged {
 }
 
 /// Runs `workload`. With `cuts`, crashes it as they say and judges what follows.
-fn judge(system: &Rc<dyn System>, workload: &Workload, cuts: &[Cut]) -> Judged {
+fn judge(system: &Rc<dyn System>, workload: &Workload, cuts: &[CrashPoint]) -> RunOutcome {
     if cuts.is_empty() {
-        return fault_of(system, workload).map_or(Judged::Passed, Judged::Failed);
+        return fault_of(system, workload).map_or(RunOutcome::Passed, RunOutcome::Failed);
     }
-    match replay(system, workload, cuts, Depth::QUICK) {
-        Err(failure) => Judged::Failed(*failure),
+    match replay(system, workload, cuts, SweepDepth::QUICK) {
+        Err(failure) => RunOutcome::Failed(*failure),
         Ok(figures) => match usize::try_from(figures.crashes) {
-            Ok(reached) if reached < cuts.len() => Judged::Missed { reached },
-            _ => Judged::Passed,
+            Ok(reached) if reached < cuts.len() => RunOutcome::Missed { reached },
+            _ => RunOutcome::Passed,
         },
     }
 }
 
 /// Returns an error that says which of `cuts` never happened.
-fn missed(system: &Rc<dyn System>, workload: &Workload, cuts: &[Cut], reached: usize) -> Result<Error> {
+fn missed(
+    system: &Rc<dyn System>,
+    workload: &Workload,
+    cuts: &[CrashPoint],
+    reached: usize,
+) -> Result<Error> {
     let point = cuts[reached].point;
     Ok(match reached.checked_sub(1) {
         Some(before) => {
@@ -162,7 +167,12 @@ fn missed(system: &Rc<dyn System>, workload: &Workload, cuts: &[Cut], reached: u
 }
 
 /// Prints what `run` of `workload` does: its steps, and each device operation as it happens.
-fn traced<T>(system: &Rc<dyn System>, workload: &Workload, cuts: &[Cut], run: impl FnOnce() -> T) -> T {
+fn traced<T>(
+    system: &Rc<dyn System>,
+    workload: &Workload,
+    cuts: &[CrashPoint],
+    run: impl FnOnce() -> T,
+) -> T {
     for (index, step) in workload.steps.iter().enumerate() {
         // The index as `--steps` takes it.
         let place = workload.kept.as_ref().map_or(index, |kept| kept[index]);

@@ -3,7 +3,7 @@
 use crate::out::say;
 use crate::program;
 use anyhow::{Context as _, Result, bail};
-use bcached_sim::failure::Cut;
+use bcached_sim::failure::CrashPoint;
 use bcached_sim::script::Script;
 use bcached_sim::workload::Workload;
 use std::fs::{self, File};
@@ -25,7 +25,7 @@ pub fn check_new(path: Option<&Path>) -> Result<()> {
 }
 
 /// Writes `workload`, ended by `cuts`, to `path`, and prints the command that runs it on `system`.
-pub fn save(path: &Path, system: &str, workload: &Workload, cuts: &[Cut]) -> Result<()> {
+pub fn save(path: &Path, system: &str, workload: &Workload, cuts: &[CrashPoint]) -> Result<()> {
     Script::of(workload, cuts).save(path).context("the script was not saved")?;
     let (program, file) = (program::name(), program::quoted(path));
     say!("saved; run it with: {program} run --system {system} --script {file}");
@@ -34,7 +34,7 @@ pub fn save(path: &Path, system: &str, workload: &Workload, cuts: &[Cut]) -> Res
 
 /// Saves a failing workload. The fault counts as found even if that fails, so an error is only
 /// printed.
-pub fn save_found(path: &Path, system: &str, workload: &Workload, cuts: &[Cut]) {
+pub fn save_found(path: &Path, system: &str, workload: &Workload, cuts: &[CrashPoint]) {
     if let Err(error) = save(path, system, workload, cuts) {
         eprintln!("sim: {error:#}");
     }

@@ -7,7 +7,7 @@ use bcached_sim::scenarios::{Scenario, all};
 
 /// Options of `sim scenario`.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct ScenarioArgs {
     /// The scenarios to play; none: list them all.
     names: Vec<String>,
     /// Play all scenarios.
@@ -16,7 +16,7 @@ pub struct Args {
 }
 
 /// Lists or plays scenarios. Returns true if none of them failed.
-pub fn scenario(args: &Args) -> Result<bool> {
+pub fn scenario(args: &ScenarioArgs) -> Result<bool> {
     if args.all {
         return Ok(play(&all().collect::<Vec<_>>()));
     }

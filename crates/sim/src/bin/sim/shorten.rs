@@ -3,7 +3,7 @@
 use crate::out::say;
 use crate::program;
 use bcached_sim::failure::Failure;
-use bcached_sim::minimise::{Minimal, minimise};
+use bcached_sim::minimise::{MinimalFailure, minimise};
 use bcached_sim::system::System;
 use bcached_sim::workload::Workload;
 use std::rc::Rc;
@@ -12,14 +12,14 @@ use std::rc::Rc;
 pub const TRIES: u32 = 300;
 
 /// Looks for a shorter way to `failure` of `workload`, and prints it.
-pub fn shorten(system: &Rc<dyn System>, workload: &Workload, failure: Failure) -> Minimal {
+pub fn shorten(system: &Rc<dyn System>, workload: &Workload, failure: Failure) -> MinimalFailure {
     let minimal = minimise(system, workload, failure, TRIES);
     say!("{}", told(&minimal));
     minimal
 }
 
 /// Returns the text of the result: its length, the failure, and the remaining steps.
-pub fn told(minimal: &Minimal) -> String {
+pub fn told(minimal: &MinimalFailure) -> String {
     let (steps, tries) = (&minimal.workload.steps, minimal.tries);
     let cut_off = if minimal.cut_off { " (the limit, so it may not be the shortest)" } else { "" };
     let failure = minimal.failure.told(&program::name());

@@ -5,13 +5,13 @@ use crate::out::say;
 use crate::program;
 use crate::save::{check_new, save_found};
 use crate::shorten;
-use crate::what::What;
+use crate::what::SystemArgs;
 use anyhow::{Result, bail};
 use bcached_engine::Phase;
-use bcached_sim::crashpoints::{Depth, sweep};
+use bcached_sim::crashpoints::{SweepDepth, sweep};
 use bcached_sim::failure::Failure;
-use bcached_sim::figures::Figures;
-use bcached_sim::minimise::{Minimal, minimise};
+use bcached_sim::figures::RunCounts;
+use bcached_sim::minimise::{MinimalFailure, minimise};
 use bcached_sim::run::whole_of;
 use bcached_sim::workload::Workload;
 use clap::ValueEnum;
@@ -27,15 +27,15 @@ const JOBS_MAX: u64 = 64;
 
 /// Options of `sim sweep`.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct SweepArgs {
     #[command(flatten)]
-    what: What,
+    what: SystemArgs,
     /// First and one past the last seed, as 0..100.
     #[arg(long, value_parser = parse_seeds)]
     seeds: Range<u64>,
     /// How thorough the sweep is.
     #[arg(long, value_enum, default_value = "quick")]
-    depth: Thoroughness,
+    depth: DepthPreset,
     /// Crash at one in this many points, instead of at each.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     every: Option<u64>,
@@ -62,7 +62,7 @@ pub struct Args {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Thoroughness {
+enum DepthPreset {
     /// No crashes but those of the workload.
     Whole,
     /// Two seeded subsets at each point.
@@ -89,64 +89,64 @@ fn parse_phase(text: &str) -> Result<Phase, String> {
 }
 
 /// A failing workload and its failure.
-struct Found {
+struct FailedWorkload {
     workload: Workload,
     failure: Failure,
     /// The whole text about it, printed at once because other threads print too.
     told: String,
 }
 
-impl Found {
+impl FailedWorkload {
     fn new(workload: Workload, failure: Failure) -> Box<Self> {
         let told = failure.told(&program::name());
         Box::new(Self { workload, failure, told })
     }
 
-    fn shorter(minimal: Minimal) -> Box<Self> {
+    fn shorter(minimal: MinimalFailure) -> Box<Self> {
         let told = shorten::told(&minimal);
         Box::new(Self { workload: minimal.workload, failure: minimal.failure, told })
     }
 }
 
 /// Runs one seed: the whole workload, then the crash points.
-fn sweep_seed(args: &Args, seed: u64) -> Result<Result<Figures, Box<Found>>> {
+fn sweep_seed(args: &SweepArgs, seed: u64) -> Result<Result<RunCounts, Box<FailedWorkload>>> {
     let system = args.what.system()?;
     let workload = args.what.draw(seed)?;
     let depth = match args.depth {
-        Thoroughness::Whole => {
+        DepthPreset::Whole => {
             return Ok(whole_of(&system, &workload).map_err(|fault| {
                 let failure = Failure::new(fault, system.name(), &workload, &[]);
-                Found::new(workload, failure)
+                FailedWorkload::new(workload, failure)
             }));
         }
-        Thoroughness::Quick => Depth::QUICK,
-        Thoroughness::Full => Depth::FULL,
-        Thoroughness::Exhaustive => Depth::EXHAUSTIVE,
+        DepthPreset::Quick => SweepDepth::QUICK,
+        DepthPreset::Full => SweepDepth::FULL,
+        DepthPreset::Exhaustive => SweepDepth::EXHAUSTIVE,
     };
     let recovery_one_in = args.recovery_one_in.unwrap_or(depth.recovery_one_in);
     let within = args.within.iter().fold(0, |bits, phase| bits | phase.bit());
-    let depth = Depth { every: args.every.unwrap_or(depth.every), within, recovery_one_in, ..depth };
+    let depth = SweepDepth { every: args.every.unwrap_or(depth.every), within, recovery_one_in, ..depth };
     Ok(match sweep(&system, &workload, depth) {
         Ok(figures) => Ok(figures),
-        Err(failure) if args.as_found => Err(Found::new(workload, *failure)),
+        Err(failure) if args.as_found => Err(FailedWorkload::new(workload, *failure)),
         Err(failure) => {
             say!("{}", failure.told(&program::name()));
-            Err(Found::shorter(minimise(&system, &workload, *failure, shorten::TRIES / 10)))
+            Err(FailedWorkload::shorter(minimise(&system, &workload, *failure, shorten::TRIES / 10)))
         }
     })
 }
 
 /// Runs the seeds. Returns true if nothing was found.
-pub fn sweep_seeds(args: &Args) -> Result<bool> {
+pub fn sweep_seeds(args: &SweepArgs) -> Result<bool> {
     args.what.system()?;
     args.what.shape()?;
     let chooses_crashes = args.every.is_some() || !args.within.is_empty() || args.recovery_one_in.is_some();
-    if matches!(args.depth, Thoroughness::Whole) && chooses_crashes {
+    if matches!(args.depth, DepthPreset::Whole) && chooses_crashes {
         bail!("--depth whole crashes nothing, so it excludes --every, --within and --recovery-one-in");
     }
     check_new(args.save.as_deref())?;
     let next = AtomicU64::new(args.seeds.start);
-    let (total, passes, failures) = (Mutex::new(Figures::default()), AtomicU64::new(0), AtomicU64::new(0));
+    let (total, passes, failures) = (Mutex::new(RunCounts::default()), AtomicU64::new(0), AtomicU64::new(0));
     let first = Mutex::new(None);
     let began = Instant::now();
     std::thread::scope(|scope| {

@@ -11,7 +11,7 @@ const STEPS_MAX: u64 = 100_000;
 
 /// Options that name the system and the shape.
 #[derive(clap::Args, Clone)]
-pub struct What {
+pub struct SystemArgs {
     /// The system under test.
     #[arg(long, default_value = "engine")]
     pub system: String,
@@ -29,7 +29,7 @@ pub fn system(name: &str) -> Result<Rc<dyn System>> {
     system_named(name).with_context(|| unknown("system", name, names.iter().map(String::as_str)))
 }
 
-impl What {
+impl SystemArgs {
     /// Returns the system under test.
     pub fn system(&self) -> Result<Rc<dyn System>> {
         system(&self.system)

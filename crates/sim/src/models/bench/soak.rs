@@ -3,12 +3,12 @@
 //! To keep the run short, clients work only for some seconds of each minute. The rest of the minute
 //! belongs to write-back, and once an hour to other events in the life of a volume.
 
-use super::{Row, Scale};
-use crate::models::bed::{BACKING, Bed, Setting};
-use crate::models::load::{Load, Places, Until};
+use super::{BenchmarkRow, BenchmarkScale};
+use crate::models::bed::{BACKING, BedConfig, TestBed};
+use crate::models::load::{AccessPattern, Load, StopAfter};
 use crate::models::ssd;
 use crate::models::zipf::Zipf;
-use bcached_engine::{CacheSet, Cancel, Error, Request, VolumeId};
+use bcached_engine::{CacheSet, CancelToken, Error, Request, VolumeId};
 use bcached_env::Buffer;
 use bcached_format::Label;
 use std::rc::Rc;
@@ -22,7 +22,7 @@ const WRITE_BYTES: usize = 64 << 10;
 
 /// The figures of one hour.
 #[derive(Clone, Copy, Default)]
-struct Hour {
+struct HourCounts {
     /// Requests per second while clients work.
     iops: f64,
     /// Memory of cached nodes in bytes. It is the mean over the ends of all minutes, because it
@@ -67,7 +67,7 @@ impl Disturbance {
     }
 }
 
-fn disturb(bed: &mut Bed, disturbance: Option<Disturbance>, region: u64) {
+fn disturb(bed: &mut TestBed, disturbance: Option<Disturbance>, region: u64) {
     let (set, volume) = (bed.set.clone(), bed.volume);
     let done = match disturbance {
         None => return,
@@ -83,8 +83,8 @@ fn disturb(bed: &mut Bed, disturbance: Option<Disturbance>, region: u64) {
         Some(Disturbance::Lodger) => bed.block_on(async move { lodge(&set).await }),
         Some(Disturbance::Resize) => bed.block_on(async move { resize(&set, volume, region).await }),
         Some(Disturbance::Reattach) => bed.block_on(async move {
-            set.detach(volume, &Cancel::default()).await?;
-            set.attach(volume, &Cancel::default()).await
+            set.detach(volume, &CancelToken::default()).await?;
+            set.attach(volume, &CancelToken::default()).await
         }),
     };
     done.expect("nothing prevents it");
@@ -111,23 +111,23 @@ async fn resize(set: &CacheSet, volume: VolumeId, region: u64) -> Result<(), Err
     for sector in (region..whole).step_by(WRITE_BYTES / 512) {
         write(set, volume, sector).await?;
     }
-    set.shrink(volume, region, &Cancel::default()).await?;
-    set.grow(volume, whole, &Cancel::default()).await
+    set.shrink(volume, region, &CancelToken::default()).await?;
+    set.grow(volume, whole, &CancelToken::default()).await
 }
 
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
-fn hour(bed: &mut Bed, load: &Load, number: u64, minutes: u64, busy: u64) -> Hour {
+fn hour(bed: &mut TestBed, load: &Load, number: u64, minutes: u64, busy: u64) -> HourCounts {
     let (mut requests, mut nanoseconds, mut node_bytes) = (0, 0, 0);
     for minute in 0..minutes {
         let seed = number * 60 + minute;
-        let done = bed.run(&Load { until: Until::Nanoseconds(busy * SECOND_NS), seed, ..load.clone() });
+        let done = bed.run(&Load { until: StopAfter::Nanoseconds(busy * SECOND_NS), seed, ..load.clone() });
         requests += done.requests;
         nanoseconds += done.nanoseconds;
         disturb(bed, Disturbance::of(minute, minutes), load.region);
         bed.rest(Duration::from_secs(60 - busy));
         node_bytes += bed.status().node_bytes;
     }
-    Hour {
+    HourCounts {
         iops: requests as f64 * 1e9 / nanoseconds as f64,
         node_bytes: node_bytes / minutes,
         resident_kib: resident_kib(),
@@ -135,42 +135,50 @@ fn hour(bed: &mut Bed, load: &Load, number: u64, minutes: u64, busy: u64) -> Hou
 }
 
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
-pub fn run(scale: Scale) -> Vec<Row> {
+pub fn run(scale: BenchmarkScale) -> Vec<BenchmarkRow> {
     let cache = scale.of(1 << 19, 1 << 17);
     let (hours, minutes, busy) = (scale.of(24, 3), scale.of(60, 5), scale.of(4, 1));
-    let mut bed = Bed::new(&Setting::new(ssd::Model::sata_plp(), cache, 4 * cache + cache / 32));
+    let mut bed = TestBed::new(&BedConfig::new(ssd::SsdModel::sata_plp(), cache, 4 * cache + cache / 32));
     let zipf = Rc::new(Zipf::new(4 * cache / 8, 1.1, 1));
     let load = Load {
-        places: Places::Zipf(zipf),
+        places: AccessPattern::Zipf(zipf),
         read_percent: 70,
-        ..Load::random_writes(4 * cache, 16, Until::Requests(0))
+        ..Load::random_writes(4 * cache, 16, StopAfter::Requests(0))
     };
-    let all: Vec<Hour> = (0..hours).map(|number| hour(&mut bed, &load, number, minutes, busy)).collect();
+    let all: Vec<HourCounts> =
+        (0..hours).map(|number| hour(&mut bed, &load, number, minutes, busy)).collect();
     let (second, last) = (all[1], all[all.len() - 1]);
     // The memory of nodes varies by some percent from hour to hour, as leaves are rewritten. Only
     // the mean over many hours shows a trend.
     let (earlier, later) = all[1..].split_at((all.len() - 1) / 2);
-    let nodes =
-        |hours: &[Hour]| hours.iter().map(|hour| hour.node_bytes).sum::<u64>() / hours.len().max(1) as u64;
+    let nodes = |hours: &[HourCounts]| {
+        hours.iter().map(|hour| hour.node_bytes).sum::<u64>() / hours.len().max(1) as u64
+    };
     let grown = |first: u64, last: u64| 100.0 * (last as f64 / (first as f64).max(1.0) - 1.0);
     let least = all[1..].iter().map(|hour| hour.iops).fold(f64::INFINITY, f64::min);
     vec![
-        Row::at_least("B20", "requests a second, hour 24 / hour 2", last.iops / second.iops, 0.98, ""),
-        Row::at_most(
+        BenchmarkRow::at_least(
+            "B20",
+            "requests a second, hour 24 / hour 2",
+            last.iops / second.iops,
+            0.98,
+            "",
+        ),
+        BenchmarkRow::at_most(
             "B20",
             "growth of node memory, second half of the day",
             grown(nodes(earlier), nodes(later)),
             2.0,
             "%",
         ),
-        Row::at_most(
+        BenchmarkRow::at_most(
             "B20",
             "growth of the process's memory, hour 2 to hour 24",
             grown(second.resident_kib, last.resident_kib),
             2.0,
             "%",
         ),
-        Row::tells("B20", "requests a second in hour 2", second.iops, ""),
-        Row::tells("B20", "requests a second in the slowest hour from 2 on", least, ""),
+        BenchmarkRow::tells("B20", "requests a second in hour 2", second.iops, ""),
+        BenchmarkRow::tells("B20", "requests a second in the slowest hour from 2 on", least, ""),
     ]
 }

@@ -2,9 +2,9 @@
 //! measured: a second crash before the tree has been walked, and a crash with keys for all leaves
 //! in the journal.
 
-use super::{Row, Scale};
-use crate::models::bed::{Bed, CACHE, Setting};
-use crate::models::load::{Load, Places, Until};
+use super::{BenchmarkRow, BenchmarkScale};
+use crate::models::bed::{BedConfig, CACHE, TestBed};
+use crate::models::load::{AccessPattern, Load, StopAfter};
 use crate::models::ssd;
 
 /// Bound of memory usage, in MiB.
@@ -19,7 +19,7 @@ const KERNEL_NS: f64 = 113.0;
 /// A kernel's check must take at least this many times as long as ours.
 const KERNEL_TIMES: f64 = 20.0;
 
-pub fn run(scale: Scale) -> Vec<Row> {
+pub fn run(scale: BenchmarkScale) -> Vec<BenchmarkRow> {
     let full = scale.of(64 << 21, 1 << 19);
     let small = measure(full / 4);
     let large = measure(full);
@@ -27,27 +27,28 @@ pub fn run(scale: Scale) -> Vec<Row> {
     let extents = large.dirty_gib * f64::from(1 << 18);
     let times = extents * KERNEL_NS / 1e9 / large.processor;
     rows.extend([
-        Row::at_least("B10", "time of a kernel's check / that CPU time", times, KERNEL_TIMES, ""),
-        Row::tells("B10", "first answer, a quarter of the size", small.answers[0], "s"),
-        Row::tells("B10", "the tree is walked, a quarter of the size", small.walked, "s"),
+        BenchmarkRow::at_least("B10", "time of a kernel's check / that CPU time", times, KERNEL_TIMES, ""),
+        BenchmarkRow::tells("B10", "first answer, a quarter of the size", small.answers[0], "s"),
+        BenchmarkRow::tells("B10", "the tree is walked, a quarter of the size", small.walked, "s"),
     ]);
     rows
 }
 
 /// The same at four times the size, to see what grows.
-pub fn run_large(scale: Scale) -> Vec<Row> {
+pub fn run_large(scale: BenchmarkScale) -> Vec<BenchmarkRow> {
     rows("B10x4", &measure(scale.of(256 << 21, 1 << 20)))
 }
 
 /// The same at eight times the size. It takes 14 GiB of memory.
-pub fn run_huge(scale: Scale) -> Vec<Row> {
+pub fn run_huge(scale: BenchmarkScale) -> Vec<BenchmarkRow> {
     rows("B10x8", &measure(scale.of(512 << 21, 1 << 21)))
 }
 
 /// Returns the figures that are reported for every size.
-fn rows(id: &'static str, measured: &Measured) -> Vec<Row> {
-    let at_most = |quantity: &str, measured, bound, unit| Row::at_most(id, quantity, measured, bound, unit);
-    let tells = |quantity: &str, measured, unit| Row::tells(id, quantity, measured, unit);
+fn rows(id: &'static str, measured: &StartTimes) -> Vec<BenchmarkRow> {
+    let at_most =
+        |quantity: &str, measured, bound, unit| BenchmarkRow::at_most(id, quantity, measured, bound, unit);
+    let tells = |quantity: &str, measured, unit| BenchmarkRow::tells(id, quantity, measured, unit);
     vec![
         at_most("first answer after a crash", measured.answers[0], ANSWER_S, "s"),
         at_most("first answer after a second crash, during the walk", measured.answers[1], ANSWER_S, "s"),
@@ -63,7 +64,7 @@ fn rows(id: &'static str, measured: &Measured) -> Vec<Row> {
 }
 
 /// The figures of a set of one size. Times are in seconds.
-struct Measured {
+struct StartTimes {
     /// From each of the first two crashes to the first answer.
     answers: [f64; 2],
     /// From the second crash to the end of the walk.
@@ -83,16 +84,16 @@ struct Measured {
 
 /// Measures a cache of `cache` sectors.
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
-fn measure(cache: u64) -> Measured {
-    let mut setting = Setting::new(ssd::Model::sata_plp(), cache, 4 * cache);
+fn measure(cache: u64) -> StartTimes {
+    let mut setting = BedConfig::new(ssd::SsdModel::sata_plp(), cache, 4 * cache);
     setting.options.volume.writeback_running = false;
-    let mut bed = Bed::new(&setting);
+    let mut bed = TestBed::new(&setting);
     // If more of the cache were dirty, writes would bypass it. No two extents are adjacent, or they
     // would be merged. They are written in order because that builds the same tree sooner.
-    let load = Load::random_writes(4 * cache, 32, Until::Requests(cache / 8 * 85 / 100));
-    bed.run(&Load { places: Places::Strided(4), ..load });
+    let load = Load::random_writes(4 * cache, 32, StopAfter::Requests(cache / 8 * 85 / 100));
+    bed.run(&Load { places: AccessPattern::Strided(4), ..load });
     let dirty_gib = bed.status().dirty_sectors as f64 / f64::from(1 << 21);
-    let one = Load { read_percent: 100, until: Until::Requests(1), depth: 1, ..load };
+    let one = Load { read_percent: 100, until: StopAfter::Requests(1), depth: 1, ..load };
     let (mut answers, mut read_mib) = ([0.0; 2], 0.0);
     for answer in &mut answers {
         let read_before = bed.traffic(CACHE).read_bytes;
@@ -108,7 +109,7 @@ fn measure(cache: u64) -> Measured {
     let nodes_mib = bed.status().node_bytes_max as f64 / f64::from(1 << 20);
     let mut memory = bed.heap();
     assert!(memory >= bed.status().node_bytes, "nodes are a part of it");
-    let again = Load::random_writes(4 * cache, 32, Until::Requests(JOURNALLED.min(cache / 80)));
+    let again = Load::random_writes(4 * cache, 32, StopAfter::Requests(JOURNALLED.min(cache / 80)));
     bed.run(&again);
     let (mut bed, opened) = bed.crash_and_reopen();
     let journalled = (opened + bed.run(&one).nanoseconds) as f64 / 1e9;
@@ -120,7 +121,7 @@ fn measure(cache: u64) -> Measured {
     let of_a_kernel = (opened + bed.run(&one).nanoseconds) as f64 / 1e9;
     let processor = (bed.world.borrow().cpu_ns() - busy_before) as f64 / 1e9;
     let memory_mib = memory.max(bed.heap()) as f64 / f64::from(1 << 20);
-    Measured {
+    StartTimes {
         answers,
         walked,
         journalled,

@@ -1,9 +1,9 @@
 //! B7: tail latencies of random writes during garbage collection, compared with those before it.
 
-use super::{Row, Scale};
-use crate::models::bed::{BACKING, Bed, Setting};
+use super::{BenchmarkRow, BenchmarkScale};
+use crate::models::bed::{BACKING, BedConfig, TestBed};
 use crate::models::latencies::Latencies;
-use crate::models::load::{Load, Places, Until};
+use crate::models::load::{AccessPattern, Load, StopAfter};
 use crate::models::ssd;
 use crate::models::zipf::Zipf;
 use bcached_engine::Stats;
@@ -17,7 +17,7 @@ const fn collected(stats: &Stats) -> (u64, u64, u64) {
 }
 
 /// Latencies before anything was collected, and since then.
-struct Tails {
+struct LatencyTails {
     before: Latencies,
     since: Latencies,
     stats: Stats,
@@ -27,17 +27,17 @@ struct Tails {
 
 /// Writes randomly over `share` percent of a cache. Nothing is written back, so that only
 /// collection frees space.
-fn tails(scale: Scale, share: u64) -> Tails {
+fn tails(scale: BenchmarkScale, share: u64) -> LatencyTails {
     let cache = scale.of(2 << 21, 1 << 17);
     let region = cache * share / 100 / 8 * 8;
     let slice = scale.of(20_000, 2_000);
-    let mut setting = Setting::new(ssd::Model::nvme_plp(), cache, cache);
+    let mut setting = BedConfig::new(ssd::SsdModel::nvme_plp(), cache, cache);
     setting.options.volume.writeback_running = false;
-    let mut bed = Bed::new(&setting);
+    let mut bed = TestBed::new(&setting);
     // The first write marks the backing device dirty, which is a write to a disk.
-    bed.run(&Load::random_writes(region, 1, Until::Requests(1)));
+    bed.run(&Load::random_writes(region, 1, StopAfter::Requests(1)));
     let mut slices: Vec<Latencies> = Vec::new();
-    let mut tails = Tails {
+    let mut tails = LatencyTails {
         before: Latencies::default(),
         since: Latencies::default(),
         stats: Stats::default(),
@@ -45,7 +45,7 @@ fn tails(scale: Scale, share: u64) -> Tails {
     };
     // Four times what the cache holds.
     for seed in 1..=4 * cache / 8 / slice {
-        let load = Load::random_writes(region, 10, Until::Requests(slice));
+        let load = Load::random_writes(region, 10, StopAfter::Requests(slice));
         let done = bed.run(&Load { seed, ..load });
         let stats = bed.status().stats;
         if collected(&stats) == (0, 0, 0) {
@@ -63,47 +63,64 @@ fn tails(scale: Scale, share: u64) -> Tails {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
-pub fn run(scale: Scale) -> Vec<Row> {
+pub fn run(scale: BenchmarkScale) -> Vec<BenchmarkRow> {
     let mut rows = Vec::new();
     for share in [25, 50] {
-        let Tails { mut before, mut since, stats, backing_writes } = tails(scale, share);
+        let LatencyTails { mut before, mut since, stats, backing_writes } = tails(scale, share);
         let writes = stats.write_bytes / 4096;
         let (median, p999) = (before.quantile(500) as f64, before.quantile(999) as f64);
         let (longest, tail) = (since.longest() as f64, since.quantile(999) as f64);
         let of = format!("{share} % of the cache live");
         rows.extend([
-            Row::at_most("B7", format!("p99.9 under gc / without, {of}"), tail / p999.max(1.0), 2.0, ""),
-            Row::at_most("B7", "longest under gc / median without", longest / median.max(1.0), 10.0, ""),
-            Row::at_most("B7", "longest under gc", longest / MS, 20.0, "ms"),
-            Row::tells("B7", "median without", median / MS, "ms"),
-            Row::tells("B7", "p99.9 without", p999 / MS, "ms"),
-            Row::tells("B7", "longest without", before.longest() as f64 / MS, "ms"),
-            Row::tells("B7", "median under gc", since.quantile(500) as f64 / MS, "ms"),
-            Row::tells("B7", "passes of gc", stats.gc_passes as f64, ""),
-            Row::tells(
+            BenchmarkRow::at_most(
+                "B7",
+                format!("p99.9 under gc / without, {of}"),
+                tail / p999.max(1.0),
+                2.0,
+                "",
+            ),
+            BenchmarkRow::at_most(
+                "B7",
+                "longest under gc / median without",
+                longest / median.max(1.0),
+                10.0,
+                "",
+            ),
+            BenchmarkRow::at_most("B7", "longest under gc", longest / MS, 20.0, "ms"),
+            BenchmarkRow::tells("B7", "median without", median / MS, "ms"),
+            BenchmarkRow::tells("B7", "p99.9 without", p999 / MS, "ms"),
+            BenchmarkRow::tells("B7", "longest without", before.longest() as f64 / MS, "ms"),
+            BenchmarkRow::tells("B7", "median under gc", since.quantile(500) as f64 / MS, "ms"),
+            BenchmarkRow::tells("B7", "passes of gc", stats.gc_passes as f64, ""),
+            BenchmarkRow::tells(
                 "B7",
                 "bytes moved / written",
                 stats.moved_bytes as f64 / stats.write_bytes as f64,
                 "",
             ),
-            Row::tells(
+            BenchmarkRow::tells(
                 "B7",
                 "writes that went to the disk",
                 100.0 * backing_writes as f64 / writes as f64,
                 "%",
             ),
-            Row::tells(
+            BenchmarkRow::tells(
                 "B7",
                 "bytes of priorities / written",
-                stats.written.of(bcached_engine::Cause::Priorities) as f64 / stats.write_bytes as f64,
+                stats.written.of(bcached_engine::WriteCause::Priorities) as f64 / stats.write_bytes as f64,
                 "",
             ),
         ]);
     }
-    rows.push(Row::tells("B7", "bytes moved / written, some blocks much more often", skewed(scale), ""));
+    rows.push(BenchmarkRow::tells(
+        "B7",
+        "bytes moved / written, some blocks much more often",
+        skewed(scale),
+        "",
+    ));
     let (back, moved) = written_over(scale);
-    rows.push(Row::at_most("B7", "with write-back: bytes written back / written", back, 0.1, ""));
-    rows.push(Row::tells("B7", "with write-back: bytes moved / written", moved, ""));
+    rows.push(BenchmarkRow::at_most("B7", "with write-back: bytes written back / written", back, 0.1, ""));
+    rows.push(BenchmarkRow::tells("B7", "with write-back: bytes moved / written", moved, ""));
     rows
 }
 
@@ -115,12 +132,12 @@ pub fn run(scale: Scale) -> Vec<Row> {
 /// holds, and is then reclaimed for as long. The run covers several such cycles, so that the figure
 /// does not depend on where it ends.
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
-fn written_over(scale: Scale) -> (f64, f64) {
+fn written_over(scale: BenchmarkScale) -> (f64, f64) {
     let cache = scale.of(2 << 21, 1 << 17);
-    let mut setting = Setting::new(ssd::Model::nvme_plp(), cache, cache);
+    let mut setting = BedConfig::new(ssd::SsdModel::nvme_plp(), cache, cache);
     setting.options.volume.writeback_percent = 40;
-    let mut bed = Bed::new(&setting);
-    bed.run(&Load::random_writes(cache / 4, 10, Until::Requests(12 * cache / 8)));
+    let mut bed = TestBed::new(&setting);
+    bed.run(&Load::random_writes(cache / 4, 10, StopAfter::Requests(12 * cache / 8)));
     let stats = bed.status().stats;
     let by_writes = |bytes: u64| bytes as f64 / stats.write_bytes as f64;
     (by_writes(stats.written_back_bytes), by_writes(stats.moved_bytes))
@@ -130,14 +147,14 @@ fn written_over(scale: Scale) -> (f64, f64) {
 /// others. Data that stays live is moved again and again if it shares buckets with data that does
 /// not.
 #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-fn skewed(scale: Scale) -> f64 {
+fn skewed(scale: BenchmarkScale) -> f64 {
     let cache = scale.of(2 << 21, 1 << 17);
     let region = cache * 3 / 4;
-    let mut setting = Setting::new(ssd::Model::nvme_plp(), cache, cache);
+    let mut setting = BedConfig::new(ssd::SsdModel::nvme_plp(), cache, cache);
     setting.options.volume.writeback_running = false;
-    let mut bed = Bed::new(&setting);
-    let places = Places::Zipf(Rc::new(Zipf::new(region / 8, 0.99, 1)));
-    bed.run(&Load { places, ..Load::random_writes(region, 10, Until::Requests(6 * cache / 8)) });
+    let mut bed = TestBed::new(&setting);
+    let places = AccessPattern::Zipf(Rc::new(Zipf::new(region / 8, 0.99, 1)));
+    bed.run(&Load { places, ..Load::random_writes(region, 10, StopAfter::Requests(6 * cache / 8)) });
     let stats = bed.status().stats;
     stats.moved_bytes as f64 / stats.write_bytes as f64
 }

@@ -7,18 +7,18 @@ use std::collections::BTreeMap;
 const RUN_SECTORS_MAX: u64 = 2048;
 
 #[derive(Clone, Copy, Debug)]
-struct Extent {
+struct CachedExtent {
     sectors: u64,
     epoch: u64,
 }
 
 /// Cached extents by first sector.
 #[derive(Debug, Default)]
-pub struct Cached {
+pub struct DriveCache {
     /// Extents of earlier epochs, which a flush waits for.
-    flushing: BTreeMap<u64, Extent>,
+    flushing: BTreeMap<u64, CachedExtent>,
     /// Extents of the current epoch.
-    fresh: BTreeMap<u64, Extent>,
+    fresh: BTreeMap<u64, CachedExtent>,
     epoch: u64,
     /// Number of extents of each epoch that are not on the platter, including the one that is being
     /// written.
@@ -26,7 +26,7 @@ pub struct Cached {
     sectors: u64,
 }
 
-impl Cached {
+impl DriveCache {
     /// Returns the size of the cached extents in sectors, without the one that is being written to
     /// the platter.
     pub const fn sectors(&self) -> u64 {
@@ -48,7 +48,7 @@ impl Cached {
                 return;
             }
         }
-        let replaced = self.fresh.insert(sector, Extent { sectors, epoch: self.epoch });
+        let replaced = self.fresh.insert(sector, CachedExtent { sectors, epoch: self.epoch });
         self.sectors += sectors;
         match replaced {
             Some(old) => self.sectors -= old.sectors,
@@ -83,7 +83,7 @@ impl Cached {
     /// length and its epoch.
     pub fn take(&mut self, sector: u64) -> (u64, u64) {
         let found = self.flushing.remove(&sector).or_else(|| self.fresh.remove(&sector));
-        let Extent { sectors, epoch } = found.expect("what was chosen is there");
+        let CachedExtent { sectors, epoch } = found.expect("what was chosen is there");
         self.sectors -= sectors;
         (sectors, epoch)
     }
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_flush_waits_for_what_was_there_and_not_for_what_comes_later() {
-        let mut cached = Cached::default();
+        let mut cached = DriveCache::default();
         cached.put(100, 8);
         cached.put(100, 8);
         cached.put(108, 8);
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn what_two_flushes_wait_for_is_written_once() {
-        let mut cached = Cached::default();
+        let mut cached = DriveCache::default();
         cached.put(0, 8);
         let first = cached.begin_flush();
         cached.put(0, 8);

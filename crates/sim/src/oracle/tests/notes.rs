@@ -1,18 +1,18 @@
 //! Tests of rule 10: a note whose file has been removed.
 
-use super::Bench;
+use super::OracleFixture;
 
 #[test]
 fn rule_10_what_was_asked_for_after_the_note_was_gone_and_acknowledged_is_there() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let before = bench.write();
     bench.oracle.note_is(false);
     assert!(bench.reads(before));
-    let mut early = Bench { oracle: bench.oracle.clone() };
+    let mut early = OracleFixture { oracle: bench.oracle.clone() };
     early.oracle.process_death();
     assert_eq!(early.may_be(9), [0, before], "it may have gone with the note");
     let after = bench.write();
-    let mut back = Bench { oracle: bench.oracle.clone() };
+    let mut back = OracleFixture { oracle: bench.oracle.clone() };
     bench.oracle.process_death();
     assert_eq!(bench.may_be(9), [after]);
     back.oracle.note_is(true);
@@ -23,7 +23,7 @@ fn rule_10_what_was_asked_for_after_the_note_was_gone_and_acknowledged_is_there(
 
 #[test]
 fn rule_10_what_a_read_has_shown_and_nobody_was_told_goes_with_the_note() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     bench.oracle.note_is(false);
     let id = bench.begin();
     assert!(bench.reads(id.number()));
@@ -38,11 +38,11 @@ fn rule_10_what_a_read_has_shown_and_nobody_was_told_goes_with_the_note() {
 
 #[test]
 fn rule_10_what_was_acknowledged_before_the_note_went_is_there_once_that_was_seen_to() {
-    let mut bench = Bench::new();
+    let mut bench = OracleFixture::new();
     let before = bench.write();
     let gone = bench.oracle.note_is(false).expect("it is gone");
     bench.oracle.note_is_made_up_for(gone + 1);
-    let mut early = Bench { oracle: bench.oracle.clone() };
+    let mut early = OracleFixture { oracle: bench.oracle.clone() };
     early.oracle.process_death();
     assert_eq!(early.may_be(9), [0, before], "that was another file");
     bench.oracle.note_is_made_up_for(gone);

@@ -1,7 +1,7 @@
 //! Checks what must happen while no client writes and every device works.
 
 use super::Client;
-use crate::failure::Fault;
+use crate::failure::FailureKind;
 use crate::system::Mode;
 use crate::workload::Step;
 use std::ops::Range;
@@ -26,7 +26,7 @@ impl Client {
     ///
     /// # Errors
     /// If that takes longer than `WRITE_BACK_MAX`.
-    pub async fn written_back(&self) -> Result<(), Fault> {
+    pub async fn written_back(&self) -> Result<(), FailureKind> {
         let end = self.env().now() + WRITE_BACK_MAX;
         loop {
             let dirty = self.shared.running.dirty_sectors();
@@ -34,7 +34,7 @@ impl Client {
                 return Ok(());
             }
             if self.env().now() > end {
-                return Err(Fault::NotWrittenBack(dirty));
+                return Err(FailureKind::NotWrittenBack(dirty));
             }
             self.pause(PAUSE_MS).await;
         }
@@ -45,7 +45,7 @@ impl Client {
     ///
     /// # Errors
     /// If they never do.
-    pub async fn cached_again(&self) -> Result<(), Fault> {
+    pub async fn cached_again(&self) -> Result<(), FailureKind> {
         if !self.shared.running.caches() {
             return Ok(());
         }
@@ -64,7 +64,7 @@ impl Client {
         Ok(())
     }
 
-    async fn is_cached(&self, volume: u32, sectors: Range<u64>) -> Result<(), Fault> {
+    async fn is_cached(&self, volume: u32, sectors: Range<u64>) -> Result<(), FailureKind> {
         let reads = || self.shared.world.borrow().reads(1 + volume as usize);
         for _ in 0..READS_MAX {
             let before = reads();
@@ -74,6 +74,6 @@ impl Client {
             }
             self.pause(PAUSE_MS).await;
         }
-        Err(Fault::Bypassed(volume))
+        Err(FailureKind::Bypassed(volume))
     }
 }

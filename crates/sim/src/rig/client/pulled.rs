@@ -2,8 +2,8 @@
 
 use super::Client;
 use crate::disk::Survivors;
-use crate::failure::Fault;
-use crate::system::{Refusal, Return};
+use crate::failure::FailureKind;
+use crate::system::{Refusal, ReturnOutcome};
 
 impl Client {
     /// Pulls the device, unless it could not come back: the system must support its return.
@@ -28,18 +28,18 @@ impl Client {
         let disk = self.shared.world.borrow_mut().reopen(device);
         let taken = self.shared.running.take_back(volume, disk).await;
         self.end_change(volume);
-        if !matches!(taken, Ok(Return::Taken)) {
+        if !matches!(taken, Ok(ReturnOutcome::Accepted)) {
             // The new handle is not in use: another attempt is possible.
             let _nothing = self.shared.world.borrow_mut().pull(device, Survivors::Everything);
         }
         match taken {
-            Ok(Return::NotNow) => Ok(()),
-            Ok(Return::Taken) => {
+            Ok(ReturnOutcome::NotNow) => Ok(()),
+            Ok(ReturnOutcome::Accepted) => {
                 self.shared.oracle.borrow_mut().device_is_back(volume);
                 Ok(())
             }
-            Ok(Return::Doubted(refusal)) => {
-                self.notice(Fault::Refused { request: format!("return {device}"), refusal });
+            Ok(ReturnOutcome::Doubted(refusal)) => {
+                self.notice(FailureKind::Refused { request: format!("return {device}"), refusal });
                 Ok(())
             }
             Err(refusal) => Err(refusal),

@@ -5,15 +5,15 @@
 //! newer data in the cache. So it notices any old data that the cache still shows.
 
 use super::{Client, bytes_of};
-use crate::failure::Fault;
+use crate::failure::FailureKind;
 use crate::stamp::SECTOR;
-use crate::system::{Lost, Refusal};
+use crate::system::{DeviceLoss, Refusal};
 use crate::workload::Step;
 use bcached_port::ErrorKind;
 use std::ops::Range;
 
 /// What is known of a volume's size in this life.
-pub(super) struct Size {
+pub(super) struct KnownSize {
     /// No client submits requests beyond this sector.
     limit: u64,
     /// The lowest value that the limit has had: requests beyond it may be refused.
@@ -22,7 +22,7 @@ pub(super) struct Size {
     is_changing: bool,
 }
 
-impl Size {
+impl KnownSize {
     pub(super) const fn of(sectors: u64) -> Self {
         Self { limit: sectors, least: sectors, is_changing: false }
     }
@@ -122,7 +122,7 @@ impl Client {
         if is_cut {
             self.are_zero(volume, sectors..former - start);
         } else {
-            self.notice(Fault::Form(format!("volume {volume} is written to beyond its new end")));
+            self.notice(FailureKind::Form(format!("volume {volume} is written to beyond its new end")));
         }
     }
 
@@ -177,7 +177,7 @@ impl Client {
 
     /// Replaces a disk, which alone holds everything except what is lost, by another one with
     /// zeroes in the lost ranges.
-    fn exchange(&self, volume: u32, lost: &Lost) {
+    fn exchange(&self, volume: u32, lost: &DeviceLoss) {
         let touched = self.shared.oracle.borrow().touched();
         for (_, range) in touched.into_iter().filter(|(of, _)| *of == volume) {
             let range = range.start..range.end.min(self.limit(volume));
@@ -193,7 +193,7 @@ impl Client {
         let start = device.data_start();
         for range in &lost.ranges {
             let end = (start + range.end).min(device.model.sectors);
-            device.overwrite(start + range.start..end, crate::disk::Content::Zero);
+            device.overwrite(start + range.start..end, crate::disk::WriteContent::Zero);
         }
         self.shared.running.exchange(device);
     }
@@ -212,7 +212,7 @@ impl Client {
         let judged = oracle.end_read(id, &bytes);
         drop(oracle);
         if let Err(violation) = judged {
-            self.notice(Fault::Read(violation));
+            self.notice(FailureKind::Read(violation));
         }
     }
 }

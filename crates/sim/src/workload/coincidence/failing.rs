@@ -1,13 +1,13 @@
 //! Groups of steps that belong together where devices fail.
 
-use super::Painter;
-use crate::disk::{Fault, Landed, OpKind, Rule};
+use super::StepGenerator;
+use crate::disk::{DiskFault, FaultRule, OpKind, WrittenPart};
 use crate::system::Mode;
 use crate::workload::Step;
-use crate::workload::shape::Failing;
+use crate::workload::shape::FaultTargets;
 use std::ops::Range;
 
-impl Painter<'_> {
+impl StepGenerator<'_> {
     /// Flushes of a device fail repeatedly, in different ways. Between them there are changes,
     /// reads and flushes of clients, and the other device is slow, so that a flush is in flight
     /// when the next one fails.
@@ -31,17 +31,17 @@ impl Painter<'_> {
             }
             if !self.rng.one_in(4) {
                 let fault = match self.rng.below(4) {
-                    0 | 1 => Fault::Fail(Landed::Nothing),
-                    2 => Fault::Fail(Landed::Part),
-                    _ => Fault::Unreachable,
+                    0 | 1 => DiskFault::Fail(WrittenPart::Nothing),
+                    2 => DiskFault::Fail(WrittenPart::Part),
+                    _ => DiskFault::Unreachable,
                 };
-                let rule = Rule::next(OpKind::Flush, 1, fault);
+                let rule = FaultRule::next(OpKind::Flush, 1, fault);
                 self.next.push_back(Step::Trouble { device, rule });
             }
             if self.rng.one_in(2) {
-                let late = Fault::Late(1 << (20 + self.rng.below(8)));
+                let late = DiskFault::Late(1 << (20 + self.rng.below(8)));
                 let other = if device == 0 { of_volume } else { 0 };
-                let rule = Rule::next(OpKind::Write, 2, late);
+                let rule = FaultRule::next(OpKind::Write, 2, late);
                 self.next.push_back(Step::Trouble { device: other, rule });
             }
             if self.rng.one_in(2) {
@@ -84,8 +84,8 @@ impl Painter<'_> {
         self.next.extend([Step::Read { volume, sectors: copied.clone() }, Step::Settle]);
         let pause = Step::Pause(1 << self.rng.below(7));
         self.next.extend([pause, Step::Flush { volume }, Step::Settle]);
-        let dropped = Fault::Fail(Landed::Nothing);
-        let flush = Rule::next(OpKind::Flush, 1, dropped);
+        let dropped = DiskFault::Fail(WrittenPart::Nothing);
+        let flush = FaultRule::next(OpKind::Flush, 1, dropped);
         self.next.extend([Step::Read { volume, sectors: other }, Step::Settle]);
         let early = self.rng.one_in(2);
         let write = Step::Write { volume, sectors: dirty, fua: self.rng.one_in(2) };
@@ -96,7 +96,7 @@ impl Painter<'_> {
         if !early {
             self.next.extend([write, Step::Settle]);
         }
-        if matches!(self.shape.failing, Failing::CacheData) {
+        if matches!(self.shape.failing, FaultTargets::CacheData) {
             // There are few buckets: reads of uncached data take them from what was copied.
             for _ in 0..self.rng.below(32) {
                 let start = self.rng.below(self.span(volume) / 8) * 8;
@@ -104,9 +104,11 @@ impl Painter<'_> {
                 self.next.push_back(Step::Read { volume, sectors });
             }
         }
-        let landed = [Landed::Nothing, Landed::Part][usize::try_from(self.rng.below(2)).expect("two")];
+        let landed =
+            [WrittenPart::Nothing, WrittenPart::Part][usize::try_from(self.rng.below(2)).expect("two")];
         let (count, sectors) = (1 << self.rng.below(3), self.cache_sectors / 64..u64::MAX);
-        let refused = Rule { on: OpKind::Write, sectors, skip: 0, count, fault: Fault::Fail(landed) };
+        let refused =
+            FaultRule { on: OpKind::Write, sectors, skip: 0, count, fault: DiskFault::Fail(landed) };
         self.next.push_back(Step::Trouble { device: 0, rule: refused });
         self.next.push_back(Step::Write { volume, sectors: copied.clone(), fua: self.rng.one_in(4) });
         if self.rng.one_in(2) {
@@ -129,8 +131,8 @@ impl Painter<'_> {
             return self.flushes_that_fail();
         }
         let read = || Step::Read { volume, sectors: near.clone() };
-        let late = Rule::next(OpKind::Read, 1, Fault::Late(1 << (20 + self.rng.below(8))));
-        let fails = Rule::next(OpKind::Flush, 1, Fault::Fail(Landed::Nothing));
+        let late = FaultRule::next(OpKind::Read, 1, DiskFault::Late(1 << (20 + self.rng.below(8))));
+        let fails = FaultRule::next(OpKind::Flush, 1, DiskFault::Fail(WrittenPart::Nothing));
         self.next.extend([Step::Mode { volume, mode: Mode::Writearound }, Step::Settle]);
         self.next.extend([Step::Write { volume, sectors: near.clone(), fua: false }, Step::Settle]);
         self.next.extend([Step::Trouble { device, rule: late }, read()]);
@@ -155,11 +157,11 @@ impl Painter<'_> {
         let write = || Step::Write { volume, sectors: near.clone(), fua: false };
         let of_cache = |on, count| {
             let sectors = self.cache_sectors / 64..u64::MAX;
-            Rule { sectors, ..Rule::next(on, count, Fault::Fail(Landed::Nothing)) }
+            FaultRule { sectors, ..FaultRule::next(on, count, DiskFault::Fail(WrittenPart::Nothing)) }
         };
         let (unread, refused) = (of_cache(OpKind::Read, 1), of_cache(OpKind::Write, 1 << self.rng.below(2)));
-        let slow_read = Rule::next(OpKind::Read, 1, Fault::Late(1 << (22 + self.rng.below(6))));
-        let slow_write = Rule::next(OpKind::Write, 1, Fault::Late(1 << (23 + self.rng.below(5))));
+        let slow_read = FaultRule::next(OpKind::Read, 1, DiskFault::Late(1 << (22 + self.rng.below(6))));
+        let slow_write = FaultRule::next(OpKind::Write, 1, DiskFault::Late(1 << (23 + self.rng.below(5))));
         self.next.extend([Step::Mode { volume, mode: Mode::Writeback }, Step::Settle, read(), Step::Settle]);
         // The copy is in its leaf, and nothing else is in flight.
         self.next.extend([Step::Pause(64), Step::Flush { volume }, Step::Settle, Step::Pause(8)]);
@@ -227,8 +229,8 @@ impl Painter<'_> {
             }
         }
         let slow_one = |on, painter: &mut Self| {
-            let late = Fault::Late(1 << (22 + painter.rng.below(6)));
-            let rule = Rule::next(on, 1 + u32::try_from(painter.rng.below(3)).expect("few"), late);
+            let late = DiskFault::Late(1 << (22 + painter.rng.below(6)));
+            let rule = FaultRule::next(on, 1 + u32::try_from(painter.rng.below(3)).expect("few"), late);
             Step::Trouble { device, rule }
         };
         let around = self.rng.below(4);
@@ -258,7 +260,7 @@ impl Painter<'_> {
             return self.flushes_that_fail();
         }
         let fails = |fault| {
-            let rule = Rule::next(OpKind::Flush, 1, fault);
+            let rule = FaultRule::next(OpKind::Flush, 1, fault);
             Step::Trouble { device, rule }
         };
         let change = if self.rng.one_in(2) {
@@ -273,18 +275,23 @@ impl Painter<'_> {
         self.next.extend([Step::Flush { volume }, Step::Settle, Step::Pause(1 << self.rng.below(8))]);
         self.next.extend([change, Step::Settle]);
         if !self.rng.one_in(4) {
-            let told = if self.rng.one_in(3) { Fault::Fail(Landed::Nothing) } else { Fault::Unreachable };
+            let told = if self.rng.one_in(3) {
+                DiskFault::Fail(WrittenPart::Nothing)
+            } else {
+                DiskFault::Unreachable
+            };
             self.next.extend([fails(told), Step::Flush { volume }, Step::Settle]);
         }
         // Data of a cache miss enters the cache after a flush that no client requested. Data that
         // is read now is there, whatever errors were reported for it.
         let cold = self.rng.below(self.span(volume) / 8) * 8;
         let cold = if self.rng.one_in(3) { self.fitted(volume, cold..cold + 8) } else { near.clone() };
-        self.next.extend([fails(Fault::Fail(Landed::Nothing)), Step::Read { volume, sectors: cold }]);
+        self.next
+            .extend([fails(DiskFault::Fail(WrittenPart::Nothing)), Step::Read { volume, sectors: cold }]);
         self.next.push_back(Step::Settle);
-        let late = Fault::Late(1 << (24 + self.rng.below(5)));
+        let late = DiskFault::Late(1 << (24 + self.rng.below(5)));
         let count = 1 + u32::try_from(self.rng.below(3)).expect("few");
-        let rule = Rule::next(OpKind::Write, count, late);
+        let rule = FaultRule::next(OpKind::Write, count, late);
         self.next.push_back(Step::Trouble { device: 0, rule });
         self.next.push_back(if self.rng.one_in(4) {
             Step::Write { volume, sectors: other, fua: false }

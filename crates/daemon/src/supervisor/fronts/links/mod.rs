@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Where the links are, and where the kernel shows its devices and modules.
-struct Places {
+struct LinkPaths {
     directory: PathBuf,
     system: PathBuf,
 }
@@ -28,7 +28,7 @@ fn alone() -> MutexGuard<'static, ()> {
     CHANGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Places {
+impl LinkPaths {
     fn real() -> Self {
         Self { directory: paths::of_machine("/dev/bcache"), system: "/sys".into() }
     }
@@ -62,7 +62,7 @@ impl Places {
 
 /// Makes the links of a volume to its device at `path`.
 pub fn make(export: &Export, path: &Path) {
-    let (places, _alone) = (Places::real(), alone());
+    let (places, _alone) = (LinkPaths::real(), alone());
     if let Err(error) = make_in(&places, export, path) {
         let (name, directory) = (&export.name, places.directory.display());
         tracing::warn!(event = "device-not-linked", "{name}: cannot make its links in {directory}: {error}");
@@ -73,23 +73,23 @@ pub fn make(export: &Export, path: &Path) {
 /// volume under other numbers. Returns true if the link is new, false if it existed, or why there
 /// is none; `None` if nothing can be said of it now.
 pub fn number(uuid: Uuid, number: Option<usize>, path: &Path) -> Option<Result<bool, String>> {
-    let (places, _alone) = (Places::real(), alone());
+    let (places, _alone) = (LinkPaths::real(), alone());
     number_in(&places, uuid, number, path)
 }
 
 /// Looks after the numbered link from time to time, as long as the device exists.
 pub fn keep_number(uuid: Uuid, number: usize, path: &Path) -> Option<Result<bool, String>> {
-    let (places, _alone) = (Places::real(), alone());
+    let (places, _alone) = (LinkPaths::real(), alone());
     numbered::keep(&places, number, (&places.of(uuid), path))
 }
 
 /// Removes the links to the device at `path`, which belongs to no volume any more.
 pub fn remove(path: &Path) {
     let _alone = alone();
-    remove_in(&Places::real(), path);
+    remove_in(&LinkPaths::real(), path);
 }
 
-fn make_in(places: &Places, export: &Export, path: &Path) -> io::Result<()> {
+fn make_in(places: &LinkPaths, export: &Export, path: &Path) -> io::Result<()> {
     // The device may have belonged to another volume before.
     remove_in(places, path);
     let own = places.of(export.uuid);
@@ -115,7 +115,7 @@ fn make_in(places: &Places, export: &Export, path: &Path) -> io::Result<()> {
 }
 
 fn number_in(
-    places: &Places,
+    places: &LinkPaths,
     uuid: Uuid,
     number: Option<usize>,
     path: &Path,
@@ -125,7 +125,7 @@ fn number_in(
     numbered::keep(places, number?, (&own, path))
 }
 
-fn remove_in(places: &Places, path: &Path) {
+fn remove_in(places: &LinkPaths, path: &Path) {
     for folder in ["by-uuid", "by-label"] {
         let entries = std::fs::read_dir(places.directory.join(folder)).into_iter().flatten().flatten();
         let links = entries.map(|entry| entry.path()).filter(|link| target(link).as_deref() == Some(path));

@@ -6,7 +6,7 @@
 //! is loaded there is no link, because the kernel could not make the node of a device whose name is
 //! taken.
 
-use crate::supervisor::fronts::links::{Places, is_dead, target};
+use crate::supervisor::fronts::links::{LinkPaths, is_dead, target};
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt, symlink};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,11 @@ use std::path::{Path, PathBuf};
 /// Makes sure that the link of that number exists. `own` is the link to the volume by its UUID, and
 /// `device` the volume's block device. Returns true if the link is new, false if it existed, or why
 /// there is none. `None`: `own` does not exist, as its maker has reported.
-pub fn keep(places: &Places, number: usize, (own, device): (&Path, &Path)) -> Option<Result<bool, String>> {
+pub fn keep(
+    places: &LinkPaths,
+    number: usize,
+    (own, device): (&Path, &Path),
+) -> Option<Result<bool, String>> {
     let link = places.numbered(number);
     if target(own)? != device {
         return Some(Err(format!("{} leads to another device, and is left as it is", own.display())));
@@ -30,7 +34,7 @@ pub fn keep(places: &Places, number: usize, (own, device): (&Path, &Path)) -> Op
     Some(linked(places, &link, own))
 }
 
-fn linked(places: &Places, link: &Path, own: &Path) -> Result<bool, String> {
+fn linked(places: &LinkPaths, link: &Path, own: &Path) -> Result<bool, String> {
     if target(link).as_deref() == Some(own) {
         return Ok(false);
     }
@@ -49,7 +53,7 @@ fn linked(places: &Places, link: &Path, own: &Path) -> Result<bool, String> {
 
 /// Removes the numbered links to `own`, except that of the number `but`: a volume loses its former
 /// number.
-pub fn remove(places: &Places, own: &Path, but: Option<usize>) {
+pub fn remove(places: &LinkPaths, own: &Path, but: Option<usize>) {
     let but = but.map(|number| places.numbered(number));
     let entries = std::fs::read_dir(places.devices()).into_iter().flatten().flatten();
     let links =
@@ -71,16 +75,16 @@ fn is_numbered(link: &Path) -> bool {
 }
 
 /// Returns the by-UUID link that one of our links leads to.
-fn volume_of(places: &Places, link: &Path) -> Option<PathBuf> {
+fn volume_of(places: &LinkPaths, link: &Path) -> Option<PathBuf> {
     target(link).filter(|target| target.parent() == Some(&places.by_uuid()))
 }
 
 /// Checks for one of our links that leads nowhere.
-fn is_stale(places: &Places, link: &Path) -> bool {
+fn is_stale(places: &LinkPaths, link: &Path) -> bool {
     volume_of(places, link).is_some_and(|volume| !link.exists() || is_dead(&volume, &places.block()))
 }
 
-fn taken(places: &Places, link: &Path) -> String {
+fn taken(places: &LinkPaths, link: &Path) -> String {
     let what = match (volume_of(places, link), target(link), std::fs::symlink_metadata(link)) {
         (Some(volume), ..) => {
             let uuid = volume.file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -1,18 +1,18 @@
 use super::*;
-use bcached_port::Way;
+use bcached_port::Frontend;
 use std::fs;
 
 /// A simulated machine: its `/dev` and its `/sys`.
-struct Machine {
+struct TestMachine {
     folder: tempfile::TempDir,
-    places: Places,
+    places: LinkPaths,
 }
 
-impl Machine {
+impl TestMachine {
     fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let places =
-            Places { directory: folder.path().join("dev/bcache"), system: folder.path().join("sys") };
+            LinkPaths { directory: folder.path().join("dev/bcache"), system: folder.path().join("sys") };
         for folder in [places.devices(), &places.block()] {
             fs::create_dir_all(folder).expect("a folder");
         }
@@ -67,7 +67,7 @@ fn export(uuid: u8, label: &str) -> Export {
         block_sectors: 8,
         read_only: false,
         shared: false,
-        ways: Way::Ublk.into(),
+        frontends: Frontend::Ublk.into(),
         served: None,
     }
 }
@@ -78,7 +78,7 @@ fn is(name: &str, device: &Path) -> (String, Option<PathBuf>) {
 
 #[test]
 fn links_lead_to_their_device_and_go_with_it() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     let [first, second] = ["ublkb0", "ublkb1"].map(|name| machine.device(name));
     let label = || machine.by("by-label", "data");
     machine.make(&export(1, "data"), &first);
@@ -111,7 +111,7 @@ fn links_lead_to_their_device_and_go_with_it() {
 
 #[test]
 fn a_number_leads_to_its_volumes_device_and_goes_with_it() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     let [first, second] = ["ublkb0", "ublkb1"].map(|name| machine.device(name));
     assert_eq!(machine.come(1, Some(7), &first), Some(Ok(true)));
     assert_eq!(machine.come(2, None, &second), None, "nobody has asked");
@@ -129,7 +129,7 @@ fn a_number_leads_to_its_volumes_device_and_goes_with_it() {
 /// Links that a killed daemon has left are replaced.
 #[test]
 fn a_number_that_leads_nowhere_is_in_nobodys_way() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     let [gone, here] = ["ublkb0", "ublkb1"].map(|name| machine.device(name));
     let [nbd, other] = ["nbd3", "nbd4"].map(|name| machine.device(name));
     assert_eq!(machine.come(1, Some(0), &gone), Some(Ok(true)));
@@ -144,7 +144,7 @@ fn a_number_that_leads_nowhere_is_in_nobodys_way() {
 
 #[test]
 fn what_is_called_so_and_is_not_ours_stays() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     let [own, theirs] = ["ublkb0", "sda"].map(|name| machine.device(name));
     let place = |number| machine.places.numbered(number);
     // A node of the kernel, a foreign link, a link that leads nowhere, and one of another daemon.
@@ -179,7 +179,7 @@ fn what_is_called_so_and_is_not_ours_stays() {
 #[test]
 fn while_the_kernels_bcache_is_loaded_there_are_no_numbers() {
     for sign in ["module/bcache", "fs/bcache"] {
-        let machine = Machine::new();
+        let machine = TestMachine::new();
         let sign = machine.folder.path().join("sys").join(sign);
         let device = machine.device("ublkb0");
         assert_eq!(machine.come(1, Some(0), &device), Some(Ok(true)));
@@ -197,7 +197,7 @@ fn while_the_kernels_bcache_is_loaded_there_are_no_numbers() {
 /// A volume without a by-UUID link gets no number. The reason was logged with the missing link.
 #[test]
 fn a_number_of_a_volume_that_has_no_link_is_not_made() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     let device = machine.device("ublkb0");
     assert_eq!(machine.look(1, Some(0), &device), None);
     assert_eq!(machine.numbered(), []);
