@@ -8,6 +8,7 @@ mod coverage;
 mod documents;
 mod instructions;
 mod mutants;
+mod named_tests;
 mod testing;
 mod tree;
 

@@ -3,13 +3,14 @@
 //!
 //! The random workloads of `sim hunt` must find those in the engine. The simulator does not run the
 //! rest of the program, and some coincidences are too rare for it. The patch of such a fault names
-//! the tests that must fail, as arguments of `cargo test` (`test: -p bcached-daemon --lib
-//! offline`).
+//! the tests that must fail, as arguments of `cargo test` (`test: -p bcached-offline --lib
+//! lost_sets`).
 //!
 //! A fault counts as caught by hunts if no hunt takes longer than the limit. If enough starting
 //! numbers are tried for a median to be meaningful, more than half of the hunts must also find it
 //! within [`MEDIAN_SECONDS`].
 
+use crate::named_tests;
 use crate::tree::ScratchTree;
 use anyhow::{Context as _, Result, bail};
 use clap::builder::RangedU64ValueParser;
@@ -60,7 +61,7 @@ pub struct MutantArgs {
     /// Time limit of a hunt, in CPU seconds.
     #[arg(long, default_value_t = 600)]
     limit: u64,
-    /// Only check that every patch still applies.
+    /// Only check that every patch still applies, and that the tests it names exist.
     #[arg(long)]
     apply_only: bool,
 }
@@ -92,6 +93,9 @@ pub fn run(args: &MutantArgs) -> Result<bool> {
         tree.restore()?;
         tree.apply(&mutant.patch).with_context(|| format!("the patch {} does not apply", mutant.name))?;
         if args.apply_only {
+            if let Some(words) = &mutant.test {
+                named_tests::check(&tree.root, words).with_context(|| mutant.name.clone())?;
+            }
             continue;
         }
         let build = work.join("build");
