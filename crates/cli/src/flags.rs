@@ -1,7 +1,7 @@
 //! The command line. One definition feeds the parser and `--help`; the commands are in `commands`.
 
 use crate::failure::{Failure, Kind};
-use crate::{commands::make::DeviceRole, later};
+use crate::{commands::make::DeviceRole, future_commands};
 use bcached_config::CONTROL_DEFAULT;
 use bcached_config::options;
 use bcached_control::paths;
@@ -10,15 +10,15 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 mod config;
-mod cycle;
-mod wrong;
+mod usage_errors;
+mod volume_jobs;
 
 pub use config::{ConfigCommand, ConfigFileArgs};
-pub use cycle::{
+use usage_errors::wrong_use;
+pub use volume_jobs::{
     AddArgs, AttachArgs, CancelArgs, DetachArgs, FlushArgs, ForgetArgs, GrowArgs, ImportArgs, ReleaseArgs,
     RemoveArgs, ReplaceArgs, ShrinkArgs, StopArgs, TakeOverArgs, WatchArgs,
 };
-use wrong::wrong_use;
 
 /// Represents `-C` or `-B` with no device after it. No argument of a process can contain a NUL, so
 /// it cannot be typed. An empty string, as an unset shell variable produces, stays distinct, and
@@ -31,7 +31,7 @@ const NO_DEVICE: &str = "\0";
     name = "bcached",
     version,
     about = "Linux bcache in user space, in the kernel's own on-disk format",
-    after_help = later::help()
+    after_help = future_commands::help()
 )]
 struct CommandLine {
     /// Print JSON: a report on standard output, an error on standard error

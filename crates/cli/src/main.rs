@@ -7,7 +7,7 @@
 
 mod commands;
 mod flags;
-mod later;
+mod future_commands;
 mod output;
 
 use bcached_control::{failure, sizes};

@@ -12,21 +12,21 @@
 //! engine has not been told yet. Reads are not points: a device does not change between two points.
 
 mod crash;
+mod device_mapping;
 mod submit;
 pub mod trace;
-mod ways;
 
 use crate::disk::{Device, FaultRules, FlushScope, OpKind, Survivors, WrittenPart};
 use crate::figures::HostCounts;
 use bcached_env::rng::Rng;
 use bcached_env::{Buffer, Completion, DiskId, DiskInfo, Driver, Event, IoErrorKind, Op, Time, Token};
 pub use crash::Crash;
+use device_mapping::{DeviceMapping, place_of_memory};
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 use trace::Trace;
-use ways::{DeviceMapping, place_of_memory};
 
 /// CPU time of one turn of the executor, so that the clock advances even if a loop only yields.
 const TURN_NS: u64 = 200;

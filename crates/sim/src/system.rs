@@ -4,7 +4,6 @@
 //! The engine is one implementation. [`passthrough`] is the smallest one, and [`mutant`] has faulty
 //! variants of it that prove that the simulator would notice.
 
-pub mod asking;
 pub mod engine;
 mod hosting;
 mod lending;
@@ -16,6 +15,7 @@ mod older;
 pub mod open;
 pub mod passthrough;
 pub mod policy;
+pub mod requester;
 mod returned;
 mod slot;
 mod tables;

@@ -22,9 +22,9 @@ use bcached_offline::notes;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use words::{FindingGroup, name};
+use wording::{FindingGroup, name};
 
-mod words;
+mod wording;
 
 /// The result for all devices.
 #[derive(Serialize)]
@@ -203,8 +203,8 @@ fn check_set(device: &str, image: &Image<'_>, backings: &[&dyn ReadAt], verbose:
     let in_state = |state| (dirty.state == state).then(|| bytes_of(dirty.sectors));
     CheckedSet {
         device: device.to_owned(),
-        verdict: words::verdict(&report),
-        damage: words::groups(&report),
+        verdict: wording::verdict(&report),
+        damage: wording::groups(&report),
         dirty_state: dirty.state,
         dirty_bytes: in_state(Certainty::Known),
         dirty_bytes_at_least: in_state(Certainty::AtLeast),

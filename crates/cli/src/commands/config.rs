@@ -1,7 +1,7 @@
 //! `bcached config`: checks the configuration files, shows their merged content, compares it with
 //! the running daemon, and proposes a configuration for the devices found. Writes nothing.
 
-use super::called;
+use super::name_lookup;
 use super::scan::{self, ScanReport, ScannedDevice};
 use crate::failure::{Failure, Kind};
 use crate::flags::{self, ConfigCommand};
@@ -132,7 +132,7 @@ fn named(member: &ScannedDevice) -> String {
     let device = &member.device;
     let name = match device.starts_with("/dev/") {
         true => format!("UUID={}", member.uuid),
-        false => called::device(device),
+        false => name_lookup::device(device),
     };
     toml_text(&name)
 }

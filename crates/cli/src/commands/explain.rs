@@ -1,7 +1,7 @@
 //! `bcached explain`: shows where the data of an offset is. The answer is no (exit status 1) if the
 //! cache does not have it.
 
-use super::called::called;
+use super::name_lookup::called;
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::{Printable, Report};

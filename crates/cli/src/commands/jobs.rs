@@ -2,7 +2,7 @@
 //! `replace`, `release`, `import` and `cancel`: long jobs of the daemon. The daemon decides and
 //! does the work; this module starts the job, follows it and waits for it.
 
-use super::called::{self, called};
+use super::name_lookup::{self, called};
 use super::orphan;
 use crate::failure::{Failure, Kind};
 use crate::flags;
@@ -90,7 +90,7 @@ pub fn stop(volume: &str, flags: &flags::WatchArgs) -> Result<Report, Failure> {
 pub fn add(flags: &flags::AddArgs) -> Result<Report, Failure> {
     let watch = JobWatch::of(&flags.watch)?;
     let flags::AddArgs { name, backing, cache, .. } = flags;
-    let backing = backing.as_deref().map(called::device);
+    let backing = backing.as_deref().map(name_lookup::device);
     let (dry_run, cache) = (flags.watch.dry_run, cache.clone());
     let size_bytes = flags.size.as_deref().map(|typed| size(typed, "--size")).transpose()?;
     let begin = JobSpec::new(JobKind::Add, name.clone());

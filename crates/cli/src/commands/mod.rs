@@ -1,7 +1,6 @@
 //! The commands. Each returns a report or a failure; none prints, apart from those that write a
 //! stream.
 
-mod called;
 mod check;
 mod config;
 mod doctor;
@@ -14,6 +13,7 @@ mod jobs;
 mod list;
 pub mod make;
 mod metrics;
+mod name_lookup;
 mod options;
 mod orphan;
 mod release;
@@ -30,7 +30,7 @@ mod wait;
 
 use crate::failure::Failure;
 use crate::flags::Command;
-use crate::later;
+use crate::future_commands;
 use crate::output::Report;
 
 /// Runs a command.
@@ -74,8 +74,8 @@ pub fn run(command: Command, json: bool) -> Result<Report, Failure> {
         Command::Schema(flags) => schema::run(&flags),
         Command::Version => version::run(),
         Command::Print(text) => Ok(Report::text_only(text)),
-        Command::Other(words) => {
-            Err(later::refuse(&words.first().map(|word| word.to_string_lossy()).unwrap_or_default()))
-        }
+        Command::Other(words) => Err(future_commands::refuse(
+            &words.first().map(|word| word.to_string_lossy()).unwrap_or_default(),
+        )),
     }
 }

@@ -1,7 +1,7 @@
 //! `bcached get`, `set` and `unset`: options of a volume or a cache that a daemon serves. The
 //! daemon validates and applies them; this module checks only the syntax of what was typed.
 
-use super::called::called;
+use super::name_lookup::called;
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::{Printable, Report};

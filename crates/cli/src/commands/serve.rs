@@ -1,6 +1,6 @@
 //! `bcached serve`: the daemon, in the foreground.
 
-use super::called::device;
+use super::name_lookup::device;
 use crate::failure::Failure;
 use crate::flags::ServeArgs;
 use crate::output::Report;

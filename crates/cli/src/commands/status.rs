@@ -1,7 +1,7 @@
 //! `bcached status`: asks the daemon. The answer is no (exit status 1) if something is not served
 //! as configured, or is unhealthy.
 
-use super::called::called;
+use super::name_lookup::called;
 use crate::failure::Failure;
 use crate::flags;
 use crate::output::{Printable, Report};

@@ -1,7 +1,7 @@
 //! `bcached wait`: waits until a volume is in the wanted state. The answer is no (exit status 1) if
 //! it will not reach it automatically.
 
-use super::called::called;
+use super::name_lookup::called;
 use crate::failure::{Failure, Kind};
 use crate::flags::{self, WaitFor};
 use crate::output::{Printable, Report};

@@ -48,7 +48,7 @@ fn help_for_what_there_is_not_says_so() {
     };
     let (kind, salvage) = refusal("bcached help salvage");
     assert_eq!((kind, kind.exit()), (Kind::NotInThisVersion, 2));
-    assert_eq!(salvage, later::refuse("salvage").to_string());
+    assert_eq!(salvage, future_commands::refuse("salvage").to_string());
     assert!(salvage.starts_with("`bcached salvage` is not in this version; until then: "), "{salvage}");
     for (line, sentence) in [
         ("bcached help frob", "there is no command `frob`; `bcached --help` lists the commands"),

@@ -7,13 +7,13 @@
 //! | `layout` | the directories and links |
 //! | `files` | the files, what they return and accept |
 //! | `print`, `input` | the formats of what is read and written |
-//! | `deeds` | the effects of writes |
+//! | `actions` | the effects of writes |
 //!
 //! All values come from the same snapshot as `status`, which waits for an engine for a limited
 //! time. An engine that does not answer in that time is not asked again by each reader: until
 //! [`SILENCE`] has passed, readers get its last snapshot.
 
-mod deeds;
+mod actions;
 mod files;
 mod input;
 mod layout;
@@ -21,13 +21,13 @@ mod print;
 
 use crate::control_server::Handlers;
 use crate::control_server::{StatusHandler, WorkPermit};
+use actions::ClearedStats;
 use bcached_config::options::Scope;
 use bcached_config::options::value::{Value, ValueKind};
 use bcached_control::names::TypedName;
 use bcached_control::status::Status;
 use bcached_front_fuse::tree::Errno;
 use bcached_front_fuse::{ControlTree, TreeEntry};
-use deeds::ClearedStats;
 use files::{File, FileRead};
 use layout::{Content, FileOwner, Node, TreeSnapshot, Window};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -143,7 +143,7 @@ impl Sysfs {
     /// Returns the value of an option in force.
     fn option(&self, scope: Scope, owner: &str, name: &str) -> Result<Value, Errno> {
         let called = TypedName { typed: owner, looks_at_files: false };
-        let options = (self.handlers.options)(scope, called).map_err(|failure| deeds::errno(&failure))?;
+        let options = (self.handlers.options)(scope, called).map_err(|failure| actions::errno(&failure))?;
         let value =
             options.options.into_iter().find(|shown| shown.name == name).and_then(|shown| shown.value);
         let read = value.and_then(|value| scope.find(name)?.read(&value).ok());

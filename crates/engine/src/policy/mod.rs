@@ -8,16 +8,16 @@
 //! | `lists` | the buckets that can be evicted |
 //! | `streams` | sequential streams and their clients |
 //! | `congestion` | how slow the cache device is |
-//! | `wear` | how often the cache device has failed recently |
+//! | `io_error_count` | how often the cache device has failed recently |
 
 pub mod congestion;
+pub mod io_error_count;
 pub mod lists;
 pub mod streams;
 pub mod victims;
-pub mod wear;
 
 pub use congestion::Congestion;
+pub use io_error_count::IoErrorCount;
 pub use lists::Rank;
 pub use streams::{ClientId, Streams};
 pub use victims::{EvictionOrder, VictimCursor};
-pub use wear::IoErrorCount;

@@ -10,7 +10,7 @@ use crate::request::read::{self, CachedPiece, HitOutcome, ReadSources};
 use crate::request::{Reply, Request, SectorRange, Target};
 use crate::set::CacheSet;
 use crate::state::State;
-use crate::volume::epoch::RequestToken;
+use crate::volume::backing_flushes::RequestToken;
 use bcached_env::{Buffer, IoError, Time};
 
 /// A read of cached data that is in flight.

@@ -10,7 +10,7 @@ use crate::request::read::{self, PlannedPiece, ReadSources};
 use crate::request::{Reply, SectorRange, Target};
 use crate::set::CacheSet;
 use crate::state::State;
-use crate::volume::epoch::IoToken;
+use crate::volume::backing_flushes::IoToken;
 use bcached_env::{Buffer, IoError, Time};
 
 /// A read of the backing device that has begun.

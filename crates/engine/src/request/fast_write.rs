@@ -17,7 +17,7 @@ use crate::request::{Reply, Request, SectorRange, Target};
 use crate::set::CacheSet;
 use crate::space::DataClass;
 use crate::state::State;
-use crate::volume::epoch::RequestToken;
+use crate::volume::backing_flushes::RequestToken;
 use bcached_env::{IoError, Payload, Time};
 use bcached_format::{Key, Position};
 use core::cell::Cell;

@@ -18,7 +18,7 @@ use crate::set::CacheSet;
 use crate::space::DataClass;
 use crate::state::State;
 use crate::volume::VolumeId;
-use crate::volume::epoch::FlushStamp;
+use crate::volume::backing_flushes::FlushStamp;
 use bcached_env::{Buffer, IoError, Payload, Time};
 use bcached_format::Key;
 

@@ -11,7 +11,7 @@ use crate::journal::writer;
 use crate::request::{Target, parked};
 use crate::set::CacheSet;
 use crate::volume::VolumeId;
-use crate::volume::epoch::{BackingFlushAction, BackingFlushes, FlushScope, FlushStamp};
+use crate::volume::backing_flushes::{BackingFlushAction, BackingFlushes, FlushScope, FlushStamp};
 use bcached_env::Time;
 
 /// Runs a client's flush, which `answers` for what was acknowledged before it was requested.

@@ -14,7 +14,7 @@ use crate::request::fill::FillInFlight;
 use crate::request::{Reply, Request, Target, refuse};
 use crate::set::{CacheSet, Inner};
 use crate::volume::VolumeId;
-use crate::volume::epoch::RequestToken;
+use crate::volume::backing_flushes::RequestToken;
 use alloc::rc::Rc;
 use bcached_env::sync::OneShot;
 use bcached_env::{Buffer, CompletionListener, Disk, IoError, Payload, Time};

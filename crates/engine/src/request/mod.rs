@@ -42,7 +42,7 @@ use crate::latency::RequestPath;
 use crate::policy::ClientId;
 use crate::set::CacheSet;
 use crate::state::State;
-use crate::volume::epoch::{FlushStamp, RequestToken};
+use crate::volume::backing_flushes::{FlushStamp, RequestToken};
 use crate::volume::{Lifecycle, Volume, VolumeId};
 use admission::BypassReason;
 use bcached_env::{Buffer, Disk, Payload, Time};

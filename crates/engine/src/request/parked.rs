@@ -9,7 +9,7 @@ use crate::request::{Target, flush, insert, release};
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::VolumeId;
-use crate::volume::epoch::FlushStamp;
+use crate::volume::backing_flushes::FlushStamp;
 use alloc::vec::Vec;
 use bcached_format::{Inode, Key};
 use core::time::Duration;

@@ -15,7 +15,7 @@
 //! 5. A parked key (clean data in the cache whose backing write is not flushed yet) is found by
 //!    reads, and cut by the first write to its range that is granted.
 
-use crate::volume::epoch::FlushStamp;
+use crate::volume::backing_flushes::FlushStamp;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use bcached_format::{Inode, Key, Pointers};

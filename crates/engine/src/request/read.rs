@@ -11,7 +11,7 @@ use crate::set::CacheSet;
 use crate::short_list::ShortList;
 use crate::space::flushes::RunningFlush;
 use crate::state::State;
-use crate::volume::epoch::IoToken;
+use crate::volume::backing_flushes::IoToken;
 use crate::writeback::contention::beside;
 use alloc::boxed::Box;
 use alloc::vec::Vec;

@@ -35,7 +35,7 @@ use crate::request::{SectorRange, Target, flush, read};
 use crate::set::CacheSet;
 use crate::space::DataClass;
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
-use crate::volume::epoch::{BackingFlushes, FlushStamp, IoToken};
+use crate::volume::backing_flushes::{BackingFlushes, FlushStamp, IoToken};
 use crate::volume::{Volume, record};
 use crate::writeback::contention::beside;
 use crate::writeback::dirty_throttle;

@@ -26,7 +26,7 @@ use crate::phases::Phase;
 use crate::request::uncached::in_turn;
 use crate::request::{SectorRange, Target, flush, holes, write};
 use crate::set::CacheSet;
-use crate::volume::epoch::FlushStamp;
+use crate::volume::backing_flushes::FlushStamp;
 use crate::volume::zeroings::ZeroingId;
 use crate::writeback::contention::beside;
 use bcached_env::{Buffer, DiskInfo, IoErrorKind, Payload};

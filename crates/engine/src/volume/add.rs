@@ -10,7 +10,7 @@ use crate::request::{Target, parked};
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::uuids;
-use crate::volume::epoch::BackingFlushes;
+use crate::volume::backing_flushes::BackingFlushes;
 use crate::volume::resize::cacheable_end;
 use crate::volume::{Backing, Volume, VolumeId, VolumeInfo, attachment, record};
 use crate::writeback::urgent::CancelToken;

@@ -7,7 +7,7 @@
 //! | `attachment` | which device and which slot of the table belong together |
 //! | `slots`, `forget` | inodes: assigned, found again, given up |
 //! | `record` | the superblock of the backing device: *clean*, *dirty*, *stale* |
-//! | `epoch` | which writes a flush has proven durable, and which a failed one may have lost |
+//! | `backing_flushes` | which writes a flush has proven durable, and which may be lost |
 //! | `returned`, `resume` | a device that came back, a set that is opened again |
 //! | `flash`, `flash_size`, `resize`, `zeroings` | flash-only volumes, other sizes |
 //! | `label` | the name in the superblock |
@@ -15,8 +15,8 @@
 pub mod add;
 pub mod attach;
 pub(crate) mod attachment;
+pub mod backing_flushes;
 pub mod detach;
-pub mod epoch;
 pub mod flash;
 pub mod flash_size;
 pub mod forget;
@@ -45,9 +45,9 @@ use crate::writeback::stall_reason::WritebackError;
 use crate::writeback::stripes::StripeCursor;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use backing_flushes::BackingFlushes;
 use bcached_env::{Disk, DiskHealth, Time, sync::Semaphore};
 use bcached_format::{BackingState, BackingSuperblock, CacheMode, Inode, Label, Uuid};
-use epoch::BackingFlushes;
 use zeroings::{ZeroingInfo, Zeroings};
 
 /// Identifies a volume within a running set.

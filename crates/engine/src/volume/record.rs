@@ -13,7 +13,7 @@ use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::VolumeId;
 use crate::volume::attachment;
-use crate::volume::epoch::BackingFlushes;
+use crate::volume::backing_flushes::BackingFlushes;
 use bcached_env::{Buffer, Disk};
 use bcached_format::{
     BackingState, BackingSuperblock, DeviceGeometry, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR,

@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::request::parked;
 use crate::set::CacheSet;
 use crate::state::State;
-use crate::volume::epoch::BackingFlushes;
+use crate::volume::backing_flushes::BackingFlushes;
 use crate::volume::remove::RemovedVolume;
 use crate::volume::{Backing, Lifecycle, Volume, VolumeId, record};
 use bcached_env::{Disk, DiskId};

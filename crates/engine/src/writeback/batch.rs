@@ -14,7 +14,7 @@ use crate::request::ranges::Claim;
 use crate::request::{Target, flush};
 use crate::set::CacheSet;
 use crate::state::State;
-use crate::volume::epoch::FlushStamp;
+use crate::volume::backing_flushes::FlushStamp;
 use crate::writeback::copy::{self, CopyOutcome};
 use crate::writeback::failed_extents::{PLACES_MAX, WritableParts};
 use crate::writeback::pace::BatchSize;

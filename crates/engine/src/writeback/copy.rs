@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorContext};
 use crate::request::write::end_backing_write;
 use crate::request::{Target, flush};
 use crate::set::CacheSet;
-use crate::volume::epoch::{BackingFlushes, FlushStamp};
+use crate::volume::backing_flushes::{BackingFlushes, FlushStamp};
 use crate::writeback::batch::WritebackKey;
 use crate::writeback::pace::BatchSize;
 use alloc::vec;

@@ -1,7 +1,7 @@
 //! Submits an operation: checks its form, chooses the fault that strikes it, and schedules its
 //! landing and completion.
 
-use super::ways::place_of_memory;
+use super::device_mapping::place_of_memory;
 use super::{DeviceMapping, DueEvent, OpResult, OpView, World};
 use crate::digest::mix;
 use crate::disk::{DiskFault, OpKind, WriteContent, WrittenPart};

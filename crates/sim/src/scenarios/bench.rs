@@ -8,7 +8,7 @@ use crate::system::open;
 use crate::system::{
     BoxFuture, Geometry, Mode, ProcessContext, Refusal, ReplyCallback, RunningSystem, System, VolumeShape,
 };
-use crate::system::{asking, work};
+use crate::system::{requester, work};
 use bcached_engine::{
     BucketCount, CacheSet, CancelToken, Options, Settings, Status, VolumeId, VolumeOptions,
 };
@@ -165,7 +165,7 @@ impl RunningSystem for OpenScenario {
     }
 
     fn serve_and_tell(&self, volume: u32, operation: Operation, callback: ReplyCallback) -> BoxFuture<Reply> {
-        asking::serve_by_set(&self.set, self.id(volume), operation, callback)
+        requester::serve_by_set(&self.set, self.id(volume), operation, callback)
     }
 
     fn set_mode(&self, volume: u32, wanted: Mode) -> BoxFuture<Result<(), Refusal>> {

@@ -1,8 +1,8 @@
 //! Implements [`RunningSystem`] for an open set with its host. This file only translates.
 
-use super::asking::{self, ReplySender};
 use super::machine::SimMachine;
 use super::policy::PolicyOption;
+use super::requester::{self, ReplySender};
 use super::slot::{VolumeSlot, gone};
 use super::{
     BoxFuture, DataLocation, DeviceLoss, Geometry, Mode, ProcessContext, Refusal, ReplyCallback,
@@ -197,7 +197,7 @@ impl RunningSystem for HostedSet {
     }
 
     fn serve_and_tell(&self, volume: u32, operation: Operation, callback: ReplyCallback) -> BoxFuture<Reply> {
-        asking::serve(&self.workers, self.slot(volume), operation, callback)
+        requester::serve(&self.workers, self.slot(volume), operation, callback)
     }
 
     fn keep_note(&self) -> BoxFuture<bool> {

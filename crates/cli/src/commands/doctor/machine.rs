@@ -2,7 +2,7 @@
 //! bcache, and notes left behind.
 
 use super::system::SystemPaths;
-use super::{Facility, FacilityState, udev, ways};
+use super::{Facility, FacilityState, frontends, udev};
 use bcached_offline::notes;
 use bcached_uring::{Backend, DriverOptions, open_driver};
 
@@ -17,7 +17,7 @@ const CAPABILITIES: &[(u32, &str, &str)] = &[
 
 pub(super) fn items(system: &SystemPaths) -> Vec<Facility> {
     let mut items = vec![io_uring()];
-    items.extend(ways::items(system));
+    items.extend(frontends::items(system));
     items.push(kernel_bcache(system));
     items.extend(udev::items(system));
     items.push(notes_left());

@@ -11,11 +11,11 @@
 //! | `system` | where all that is read: below a root directory, which a test replaces |
 
 mod device;
+mod frontends;
 mod hardware;
 mod machine;
 mod system;
 mod udev;
-mod ways;
 
 use self::device::{DeviceReport, ExaminedDevice};
 use self::system::SystemPaths;

@@ -10,7 +10,7 @@ mod report;
 use crate::device::{self, Access, Device};
 use crate::failure::{Failure, Kind};
 use crate::flags::MakeArgs;
-use crate::later;
+use crate::future_commands;
 use crate::output::Report;
 use bcached_control::jobs::Overrides;
 use bcached_offline::lost_sets::LostSets;
@@ -48,7 +48,10 @@ struct MakeTarget {
 /// Checks everything, then writes.
 pub fn run(flags: &MakeArgs) -> Result<Report, Failure> {
     if flags.add {
-        return Err(later::refuse_option("--add", "name the devices to `bcached serve` after this"));
+        return Err(future_commands::refuse_option(
+            "--add",
+            "name the devices to `bcached serve` after this",
+        ));
     }
     let options = MakeOptions::from_flags(flags)?;
     let devices = ordered(&flags.roles)?;

@@ -219,7 +219,7 @@ fn what_is_being_written_back_is_found_whatever_its_length() {
 fn a_write_cuts_parked_pieces() {
     let mut ranges = RangeTable::default();
     let pointers = Pointers::one(Pointer::new(DeviceIndex(0), 1000, Gen(1)));
-    let flushes = crate::volume::epoch::BackingFlushes::new(true);
+    let flushes = crate::volume::backing_flushes::BackingFlushes::new(true);
     let stamp = flushes.read_ends(flushes.read_begins());
     ranges.park(100, ParkedPiece { end: 200, pointers, stamp });
     let write = ranges.queue_write(120, 130);

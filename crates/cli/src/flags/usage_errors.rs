@@ -2,7 +2,7 @@
 
 use super::CommandLine;
 use crate::failure::{Failure, Kind};
-use crate::later;
+use crate::future_commands;
 use clap::CommandFactory as _;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::ffi::OsString;
@@ -41,7 +41,7 @@ fn no_command(word: &str, words: &[&OsString]) -> Failure {
         .map(|typed| typed.to_string_lossy())
         .filter(|typed| typed != "help" && !typed.starts_with('-'))
         .collect();
-    let Some(first) = of.first() else { return later::refuse(word) };
+    let Some(first) = of.first() else { return future_commands::refuse(word) };
     let of = of.join(" ");
     let has_some =
         CommandLine::command().find_subcommand(first.as_ref()).is_some_and(|of| of.has_subcommands());

@@ -1,4 +1,4 @@
-//! Wear: how often the cache device has failed recently.
+//! Counts how often the cache device has failed recently.
 //!
 //! The count is that of Linux bcache: each failed operation adds one. With a half-life, the count
 //! decays with the number of operations: each 88th part of the half-life removes 1/128 of it, and
@@ -102,51 +102,51 @@ mod tests {
 
     #[test]
     fn errors_add_up_to_the_limit() {
-        let mut wear = IoErrorCount::default();
-        assert!(!wear.has_reached(0), "nothing has failed");
+        let mut errors = IoErrorCount::default();
+        assert!(!errors.has_reached(0), "nothing has failed");
         for error in 1..=8 {
-            assert!(!wear.has_reached(8));
-            wear.take_in(&block(100), false, 0);
-            wear.take_in(&block(error), true, 0);
-            assert_eq!(wear.errors(), error);
+            assert!(!errors.has_reached(8));
+            errors.take_in(&block(100), false, 0);
+            errors.take_in(&block(error), true, 0);
+            assert_eq!(errors.errors(), error);
         }
-        assert!(wear.has_reached(8) && wear.has_reached(0) && !wear.has_reached(9));
+        assert!(errors.has_reached(8) && errors.has_reached(0) && !errors.has_reached(9));
     }
 
     #[test]
     fn half_of_them_fade_in_a_half_life() {
         for halflife in [88, 880, 88_000] {
-            let mut wear = IoErrorCount::default();
-            (0..1000).for_each(|number| wear.take_in(&block(number), true, 0));
-            (0..halflife).for_each(|_| wear.take_in(&block(2000), false, halflife));
-            assert!((495..=505).contains(&wear.errors()), "{halflife}: {}", wear.errors());
+            let mut errors = IoErrorCount::default();
+            (0..1000).for_each(|number| errors.take_in(&block(number), true, 0));
+            (0..halflife).for_each(|_| errors.take_in(&block(2000), false, halflife));
+            assert!((495..=505).contains(&errors.errors()), "{halflife}: {}", errors.errors());
         }
-        let mut wear = IoErrorCount::default();
-        wear.take_in(&block(0), true, 1);
-        (0..5000).for_each(|_| wear.take_in(&block(1), false, 1));
-        assert_eq!(wear.count, 0, "in the end all of it");
+        let mut errors = IoErrorCount::default();
+        errors.take_in(&block(0), true, 1);
+        (0..5000).for_each(|_| errors.take_in(&block(1), false, 1));
+        assert_eq!(errors.count, 0, "in the end all of it");
     }
 
     /// One bad sector, retried by each write-back or requested by each read, must not disable the
     /// whole cache.
     #[test]
     fn a_place_that_goes_on_failing_is_counted_once() {
-        let mut wear = IoErrorCount::default();
-        let counted = |wear: &mut IoErrorCount, range: Range<u64>| {
-            wear.take_in(&range, true, 0);
-            wear.errors()
+        let mut errors = IoErrorCount::default();
+        let counted = |errors: &mut IoErrorCount, range: Range<u64>| {
+            errors.take_in(&range, true, 0);
+            errors.errors()
         };
-        assert_eq!(counted(&mut wear, 80..88), 1);
-        assert_eq!(counted(&mut wear, 80..88), 1, "again");
-        assert_eq!(counted(&mut wear, 64..128), 1, "with what lies around it");
-        assert_eq!(counted(&mut wear, 84..85), 1, "a part of it");
-        assert_eq!(counted(&mut wear, 88..96), 2, "beside it");
-        assert_eq!(counted(&mut wear, 72..80), 3);
-        wear.take_in(&(84..85), false, 0);
-        assert_eq!(counted(&mut wear, 80..88), 4, "it had done well meanwhile");
+        assert_eq!(counted(&mut errors, 80..88), 1);
+        assert_eq!(counted(&mut errors, 80..88), 1, "again");
+        assert_eq!(counted(&mut errors, 64..128), 1, "with what lies around it");
+        assert_eq!(counted(&mut errors, 84..85), 1, "a part of it");
+        assert_eq!(counted(&mut errors, 88..96), 2, "beside it");
+        assert_eq!(counted(&mut errors, 72..80), 3);
+        errors.take_in(&(84..85), false, 0);
+        assert_eq!(counted(&mut errors, 80..88), 4, "it had done well meanwhile");
         for number in 0..10_000 {
-            wear.take_in(&block(1000 + number), true, 0);
+            errors.take_in(&block(1000 + number), true, 0);
         }
-        assert!(wear.places.len() <= PLACES_MAX, "memory is bounded");
+        assert!(errors.places.len() <= PLACES_MAX, "memory is bounded");
     }
 }
