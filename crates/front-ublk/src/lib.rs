@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `abi` | the driver's constants and layouts |
 //! | `control` | commands to the driver, each with a time limit |
-//! | `descriptors` | the driver's description of each request |
+//! | `request_descriptors` | the driver's description of each request |
 //! | `features` | the driver's features, in words |
 //! | `queue` | requests and answers, on the ring of the volume's engine |
 //! | `pages` | the memory of requests |
@@ -19,8 +19,8 @@
 //! keeps a word. In-flight requests of the dead server are reissued to the next one. The same
 //! happens within one process when an engine ends whose ring had the queue.
 //!
-//! `unsafe` is in two files: `control.rs` (the memory of commands), `descriptors.rs` (the driver's
-//! mapping).
+//! `unsafe` is in two files: `control.rs` (the memory of commands), `request_descriptors.rs` (the
+//! driver's mapping).
 
 mod abi;
 mod control;

@@ -20,7 +20,7 @@
 //! | [`absence`] | backing devices that are gone |
 //! | [`backing_reconnect`] | another device takes the place of one that is gone |
 //! | [`cache_reconnect`] | likewise for the cache device |
-//! | [`Limits`] | time and size limits |
+//! | `limits` | time and size limits |
 //! | `note` | the set's note, which outlives the set |
 //! | `remove` | removes a volume from the set, or hands it over to another |
 //! | [`watch`] | reports when a set fails and when it works again |

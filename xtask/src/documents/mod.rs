@@ -3,8 +3,10 @@
 //! - Each invariant of `docs/invariants.md` is cited where it is kept and where it is proven
 //!   (see `invariants`).
 //! - Links between documents lead somewhere (see `links`).
+//! - Modules and source files that tables and documents name exist (see `files`).
 //! - Lines of prose are at most [`widths::COLUMNS`] wide (see `widths`).
 
+mod files;
 mod invariants;
 mod links;
 mod widths;
@@ -33,10 +35,11 @@ impl TextFile {
 /// # Errors
 /// A file that cannot be read.
 pub fn run(root: &Path) -> Result<bool> {
-    let files = files(root)?;
+    let files = read_all(root)?;
     let mut wrong = invariants::check(&files);
     wrong.extend(links::check(root, &files));
     wrong.extend(widths::check(&files));
+    wrong.extend(files::check(&files));
     for complaint in &wrong {
         println!("{complaint}");
     }
@@ -44,7 +47,7 @@ pub fn run(root: &Path) -> Result<bool> {
 }
 
 /// Reads all text files below `root` but for those that builds have made.
-fn files(root: &Path) -> Result<Vec<TextFile>> {
+fn read_all(root: &Path) -> Result<Vec<TextFile>> {
     let mut files = Vec::new();
     let mut folders = vec![PathBuf::new()];
     while let Some(folder) = folders.pop() {

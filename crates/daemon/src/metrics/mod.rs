@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `text` | the format |
 //! | `caches`, `volumes` | bcached's own names, `bcached_..` |
-//! | `node` | node_exporter's names for the kernel's bcache, `node_bcache_..` |
+//! | `node_exporter` | node_exporter's names for the kernel's bcache, `node_bcache_..` |
 
 mod caches;
 mod node_exporter;

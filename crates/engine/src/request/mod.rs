@@ -3,7 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `inflight` | requests that need no task: how they begin and end |
-//! | `bypass` | whether a request adds to the cache |
+//! | `admission` | whether a request adds to the cache |
 //! | `fast_hit` | a read of one piece |
 //! | `fast_miss` | a read of one piece that is not cached |
 //! | `fast_write` | a write of one piece to the cache alone |

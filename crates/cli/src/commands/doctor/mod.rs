@@ -3,7 +3,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `ways` | the ways to export a volume, and what the missing ones need |
+//! | `frontends` | the ways to export a volume, and what the missing ones need |
 //! | `machine` | what else serving needs from a machine |
 //! | `udev` | udev's rules, and what they do with a device |
 //! | `device` | a device: what is on it, and which process holds it |
