@@ -5,7 +5,7 @@
 
 use bcached_control::failure::{Failure, Kind};
 use bcached_port::socket::{ListenAddress, PassedSocket};
-use bcached_uring::inherited_fds::descriptors;
+use bcached_uring::passed_fds::descriptors;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 

@@ -4,7 +4,7 @@
 //!
 //! | where the volume is | what is done |
 //! |---|---|
-//! | in the set, or in the bypass | that set takes the device, if its state is as it was left |
+//! | in the set, or the cacheless one | that set takes the device, if its state is as it was left |
 //! | in no set, waiting for its cache | the volume's next set gets the device, and checks it |
 
 use crate::Host;
@@ -81,7 +81,7 @@ impl Host {
                 // All acknowledged data was flushed when the set was closed, or its loss is still
                 // to be reported.
                 self.with(|state| match state.away.get_mut(&volume) {
-                    Some(away) if !away.on_bypass && away.disk == former => {
+                    Some(away) if !away.is_cacheless && away.disk == former => {
                         away.disk = disk;
                         Ok(RemovedVolume { disk: Some(former), lost: None })
                     }

@@ -75,7 +75,7 @@ pub(crate) fn exchange(host: &Host) {
         if !may_have_lost {
             return Vec::new();
         }
-        let dirty = state.away.iter().filter(|(_, away)| !away.on_bypass && away.info.may_be_dirty());
+        let dirty = state.away.iter().filter(|(_, away)| !away.is_cacheless && away.info.may_be_dirty());
         let of_flash = state.before.iter().flat_map(|before| &before.volumes).filter(|info| info.flash_only);
         dirty.map(|(id, _)| *id).chain(of_flash.map(|info| info.id)).collect()
     });

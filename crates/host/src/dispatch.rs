@@ -11,7 +11,7 @@
 //! therefore carried out after those that did not have to wait, even where both write to the same
 //! place. A client cannot rely on any order while neither is acknowledged.
 
-use crate::absence::InFlightGuard;
+use crate::missing_devices::InFlightGuard;
 use crate::retry::Retry;
 use crate::translate::{self, EngineWork};
 use crate::{Host, Limits};

@@ -4,16 +4,16 @@
 //! |---|---|
 //! | works | in the set |
 //! | has failed | still in it: dirty data can be read, clean volumes do without the cache |
-//! | is being reopened | clean volumes in the bypass ([`crate::bypass`]), the others nowhere |
+//! | is being reopened | clean ones in the cacheless set ([`crate::without_cache`]), rest nowhere |
 //! | works again | they move back into the set, one by one |
 //!
 //! A volume keeps its number throughout, so its clients do not notice. [`crate::reopen`] describes
 //! when a set is reopened and what can go wrong, [`crate::dispatch`] what happens to requests in
 //! the meantime.
 
-use crate::absence::MissingDevices;
 use crate::cache_reconnect::ReturnedCache;
 use crate::dispatch::RequestSource;
+use crate::missing_devices::MissingDevices;
 use crate::{Limits, Machine, NoteSlot};
 use bcached_engine::{CacheSet, Error, Latencies, Options, Status, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_env::sync::Notify;
@@ -62,7 +62,7 @@ pub struct HostState {
     /// The cache set; `None` while it is closed.
     pub main: Option<CacheSet>,
     /// The set that serves volumes without their cache in the meantime, and its device in memory.
-    pub bypass: Option<(CacheSet, DiskId)>,
+    pub cacheless: Option<(CacheSet, DiskId)>,
     /// Volumes that are not in the cache set at this moment.
     pub away: BTreeMap<VolumeId, AwayVolume>,
     /// The status of the set when it was closed, if it is closed.
@@ -113,15 +113,17 @@ pub struct AwayVolume {
     pub info: VolumeInfo,
     /// Latencies of its requests up to that point.
     pub latencies: Latencies,
-    /// Whether the bypass has it.
-    pub on_bypass: bool,
+    /// Whether the cacheless set has it.
+    pub is_cacheless: bool,
 }
 
 impl HostState {
     /// Returns the set that has the volume now, if any.
     pub(crate) fn set_of(&self, volume: VolumeId) -> Option<CacheSet> {
         match self.away.get(&volume) {
-            Some(away) if away.on_bypass => self.bypass.as_ref().map(|(bypass, _)| bypass.clone()),
+            Some(away) if away.is_cacheless => {
+                self.cacheless.as_ref().map(|(cacheless, _)| cacheless.clone())
+            }
             Some(_) => None,
             None => self.main.clone(),
         }
@@ -476,7 +478,7 @@ impl Host {
     /// held by its set, and holds the host. Without this call neither would be dropped, and clients
     /// would not learn that their engine is gone.
     pub fn abandon(&self) {
-        let sets = self.with(|state| (state.main.take(), state.bypass.take()));
+        let sets = self.with(|state| (state.main.take(), state.cacheless.take()));
         drop(sets);
         self.0.opening.note.clear();
     }
@@ -510,9 +512,9 @@ impl Host {
         self.change(|state| state.is_stopping = true);
         self.alarm();
         self.until(|state| !state.is_trying).await;
-        let (main, bypass) = self.with(|state| (state.main.clone(), state.bypass.clone()));
-        let of_bypass = match bypass {
-            Some((bypass, _)) => bypass.stop().await,
+        let (main, cacheless) = self.with(|state| (state.main.clone(), state.cacheless.clone()));
+        let of_cacheless = match cacheless {
+            Some((cacheless, _)) => cacheless.stop().await,
             None => Ok(()),
         };
         let of_main = match main {
@@ -525,6 +527,6 @@ impl Host {
         // The stop is the last flush, and reports what none has reported: invariant D33.
         let owes = self.with(|state| !state.owes.is_empty());
         let told = if owes { Err(Error::LostWrites) } else { Ok(()) };
-        of_main.and(of_bypass).and(told)
+        of_main.and(of_cacheless).and(told)
     }
 }

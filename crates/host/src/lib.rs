@@ -15,9 +15,9 @@
 //! | [`workers`] | the tasks that requests need |
 //! | [`translate`] | the port's requests and replies in the engine's terms |
 //! | [`quiesce`] | closes a failed set with nothing in flight |
-//! | [`bypass`] | serves volumes without their cache in the meantime |
+//! | [`without_cache`] | serves volumes without their cache in the meantime |
 //! | [`reopen`] | reopens the set and brings its volumes back |
-//! | [`absence`] | backing devices that are gone |
+//! | [`missing_devices`] | backing devices that are gone |
 //! | [`backing_reconnect`] | another device takes the place of one that is gone |
 //! | [`cache_reconnect`] | likewise for the cache device |
 //! | `limits` | time and size limits |
@@ -25,13 +25,12 @@
 //! | `remove` | removes a volume from the set, or hands it over to another |
 //! | [`watch`] | reports when a set fails and when it works again |
 
-pub mod absence;
 pub mod backing_reconnect;
-pub mod bypass;
 pub mod cache_reconnect;
 pub mod dispatch;
 pub mod host;
 mod limits;
+pub mod missing_devices;
 mod note;
 pub mod quiesce;
 mod remove;
@@ -42,6 +41,7 @@ mod status;
 mod testing;
 pub mod translate;
 pub mod watch;
+pub mod without_cache;
 pub mod workers;
 
 use bcached_env::DiskId;
@@ -52,8 +52,8 @@ pub use note::{NoteSlot, NullNote};
 
 /// What a host needs of the machine besides the devices in its environment.
 pub trait Machine {
-    /// Creates a device in memory of [`bypass::SECTORS`] sectors, with this superblock in a cache
-    /// superblock's place.
+    /// Creates a device in memory of [`without_cache::SECTORS`] sectors, with this superblock in a
+    /// cache superblock's place.
     ///
     /// # Errors
     /// The machine lacks memory, a file or a descriptor; in a sentence.

@@ -125,7 +125,7 @@ fn part(host: &Host, set: &CacheSet) {
         for (info, latencies) in status.volumes.iter().zip(&status.latencies) {
             let Some(disk) = set.disk_of(info.id) else { continue };
             let (info, latencies) = (info.clone(), latencies.clone());
-            state.away.insert(info.id, AwayVolume { disk, info, latencies, on_bypass: false });
+            state.away.insert(info.id, AwayVolume { disk, info, latencies, is_cacheless: false });
         }
         state.before = Some(Box::new(status));
     });

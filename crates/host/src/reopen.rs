@@ -8,7 +8,7 @@
 
 use crate::host::HostState;
 use crate::quiesce::quiesce;
-use crate::{Host, bypass, cache_reconnect};
+use crate::{Host, cache_reconnect, without_cache};
 use bcached_engine::{CacheSet, Error, Options, VolumeId};
 use bcached_env::{Buffer, Time};
 use bcached_format::BackingState;
@@ -80,7 +80,7 @@ async fn attempt(host: &Host) -> bool {
     }
     let all = bring_back(host).await;
     if all {
-        bypass::close(host).await;
+        without_cache::close(host).await;
     }
     write_owed_modes(host).await;
     all
@@ -88,10 +88,10 @@ async fn attempt(host: &Host) -> bool {
 
 async fn close_and_reopen(host: &Host) -> bool {
     let is_back = host.with(|state| state.returned.is_some());
-    if !is_back && !answers(host).await || !bypass::is_ready(host).await || !quiesce(host).await {
+    if !is_back && !answers(host).await || !without_cache::is_ready(host).await || !quiesce(host).await {
         return false;
     }
-    bypass::take_volumes(host).await;
+    without_cache::take_volumes(host).await;
     if is_back {
         cache_reconnect::exchange(host);
     }
@@ -165,7 +165,7 @@ pub(crate) async fn bring_back(host: &Host) -> bool {
 
 async fn bring_one(host: &Host, id: VolumeId) -> Result<(), Error> {
     let Ok(set) = host.main() else { return Ok(()) };
-    bypass::give_back(host, id).await?;
+    without_cache::give_back(host, id).await?;
     let found = host.with(|state| {
         let away = state.away.get(&id)?;
         Some((away.disk, away.info.mode, away.info.state, away.info.attached))

@@ -9,8 +9,8 @@ impl Host {
     /// Returns a snapshot. While the set is closed, it shows the set as it was.
     #[must_use]
     pub fn status(&self) -> Status {
-        let (main, bypass) = self.with(|state| (state.main.clone(), state.bypass.clone()));
-        let of_bypass = bypass.map(|(bypass, _)| bypass.status());
+        let (main, cacheless) = self.with(|state| (state.main.clone(), state.cacheless.clone()));
+        let of_cacheless = cacheless.map(|(cacheless, _)| cacheless.status());
         let of_main = main.map(|main| main.status());
         let now = self.inner().env.now();
         self.with(|state| {
@@ -19,7 +19,7 @@ impl Host {
             // Volumes that are away are served, or soon will be.
             status.unserved.retain(|left| !state.away.values().any(|away| away.info.uuid == left.uuid));
             for (id, away) in &state.away {
-                let (mut info, latencies) = shown(*id, away, of_bypass.as_ref());
+                let (mut info, latencies) = shown(*id, away, of_cacheless.as_ref());
                 // Its device may have gone or come back since the volume left.
                 info.backing_health = Some(self.inner().env.disk(away.disk).health());
                 put(&mut status, (info, latencies));
@@ -32,13 +32,13 @@ impl Host {
     }
 }
 
-/// Returns a volume that is away, as it is in the bypass, or as it was when it left.
-fn shown(id: VolumeId, away: &AwayVolume, of_bypass: Option<&Status>) -> (VolumeInfo, Latencies) {
-    let on_bypass = of_bypass.filter(|_| away.on_bypass).and_then(|status| {
+/// Returns a volume that is away, as it is in the cacheless set, or as it was when it left.
+fn shown(id: VolumeId, away: &AwayVolume, of_cacheless: Option<&Status>) -> (VolumeInfo, Latencies) {
+    let is_cacheless = of_cacheless.filter(|_| away.is_cacheless).and_then(|status| {
         let at = status.volumes.iter().position(|volume| volume.id == id)?;
         Some((status.volumes[at].clone(), status.latencies.get(at)?.clone()))
     });
-    on_bypass.unwrap_or_else(|| (away.info.clone(), away.latencies.clone()))
+    is_cacheless.unwrap_or_else(|| (away.info.clone(), away.latencies.clone()))
 }
 
 fn put(status: &mut Status, (info, latencies): (VolumeInfo, Latencies)) {

@@ -1,6 +1,6 @@
 //! Shared code of the host's tests: a set in memory, on the real driver.
 
-use crate::{Host, Limits, Machine, NoteSlot, NullNote, OpenParams, bypass};
+use crate::{Host, Limits, Machine, NoteSlot, NullNote, OpenParams, without_cache};
 use bcached_engine::{CacheSet, Options, VolumeId};
 use bcached_env::{DiskId, Driver, Executor, RunOrder};
 use bcached_format::{
@@ -38,7 +38,7 @@ struct MemoryMachine(Disks);
 
 impl Machine for MemoryMachine {
     fn memory_cache(&self, superblock: &CacheSuperblock) -> Result<DiskId, String> {
-        Ok(self.0.add(device(&memory(bypass::SECTORS, &superblock.seal()[..]))))
+        Ok(self.0.add(device(&memory(without_cache::SECTORS, &superblock.seal()[..]))))
     }
 
     fn remove(&self, disk: DiskId) {
@@ -95,11 +95,11 @@ pub fn served_through(
 ) -> (TestHost, VolumeId) {
     let driver = open_driver(&DriverOptions::default()).expect("a driver");
     let disks = driver.disks;
-    // A cache like the bypass, with the fewest buckets that the engine runs with.
-    let superblock = bypass::superblock(8);
+    // A cache like the cacheless set, with the fewest buckets that the engine runs with.
+    let superblock = without_cache::superblock(8);
     let nodes = bcached_engine::node_budget_min(superblock.bucket_sectors(), 1);
     let options = Options { node_budget_bytes: nodes, ..Options::default() };
-    let disk = disks.add(device(&memory(bypass::SECTORS, &superblock.seal()[..])));
+    let disk = disks.add(device(&memory(without_cache::SECTORS, &superblock.seal()[..])));
     let mut executor = Executor::new(wrap(driver.driver), RunOrder::Fifo, 1);
     let note = NoteSlot::default();
     let opening = CacheSet::open(executor.env(), disk, note.lend(Box::new(NullNote)), options.clone());

@@ -6,8 +6,8 @@
 //! allocation may wait for those pages to be written. The number of tasks is the largest number of
 //! requests that ever needed one at the same time, and most of these tasks are kept.
 
-use crate::absence::InFlightGuard;
 use crate::dispatch::{Attempt, AttemptResult, Dispatcher, RequestSource, RequestStage};
+use crate::missing_devices::InFlightGuard;
 use crate::retry::Retry;
 use crate::translate::{self, EngineWork};
 use bcached_engine::{CacheSet, ClientId, Reply as EngineReply, Requester, Submission, VolumeId};

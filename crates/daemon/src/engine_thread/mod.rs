@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `pump` | takes requests and commands |
 //! | `machine` | what the host of the set needs of this machine |
-//! | `returned` | a backing device or the cache device returns as another device of the system |
+//! | `reconnect` | a backing device or the cache device returns as another device of the system |
 //! | `resize` | other sizes of volumes |
 //! | `unserved` | volumes that are not served, and flash-only volumes |
 //!
@@ -19,8 +19,8 @@
 
 mod machine;
 mod pump;
+mod reconnect;
 mod resize;
-mod returned;
 mod unserved;
 
 use crate::engine_error;

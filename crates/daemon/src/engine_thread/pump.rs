@@ -4,7 +4,7 @@
 use super::machine::LocalMachine;
 use super::{
     AddRequest, AddedVolume, Command, ModePersistence, ReleasedVolume, ReplyCallback, ServeMode, StoppedSet,
-    VolumeJob, resize, returned,
+    VolumeJob, reconnect, resize,
 };
 use bcached_engine::{CacheSet, CancelToken, Error, RemovedVolume, VolumeId};
 use bcached_env::Env;
@@ -156,10 +156,10 @@ impl Pump {
                 answer(take_device((&host, &machine), removed).await);
             }),
             Command::TakeBack(volume, device, answer) => env.spawn(async move {
-                answer(returned::take_back(&host, &machine, volume, device).await);
+                answer(reconnect::take_back(&host, &machine, volume, device).await);
             }),
             Command::TakeBackCache(cache, answer) => {
-                returned::take_back_cache(&host, &machine, *cache, answer);
+                reconnect::take_back_cache(&host, &machine, *cache, answer);
             }
             Command::VolumeJob(number, job, volume, answer) => match host.settled(volume) {
                 Ok(set) => self.begin_volume_job(set, (number, job), volume, answer),

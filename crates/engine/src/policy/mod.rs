@@ -6,18 +6,18 @@
 //! |---|---|
 //! | `victims` | eviction order: least recently used, first in first out, or random |
 //! | `lists` | the buckets that can be evicted |
-//! | `streams` | sequential streams and their clients |
+//! | `sequential` | sequential streams and their clients |
 //! | `congestion` | how slow the cache device is |
 //! | `io_error_count` | how often the cache device has failed recently |
 
 pub mod congestion;
 pub mod io_error_count;
 pub mod lists;
-pub mod streams;
+pub mod sequential;
 pub mod victims;
 
 pub use congestion::Congestion;
 pub use io_error_count::IoErrorCount;
 pub use lists::Rank;
-pub use streams::{ClientId, Streams};
+pub use sequential::{ClientId, Streams};
 pub use victims::{EvictionOrder, VictimCursor};

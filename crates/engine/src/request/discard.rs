@@ -7,7 +7,7 @@
 //! the range, not on the length of the range.
 
 use crate::error::Error;
-use crate::request::uncached::in_turn;
+use crate::request::without_cache::in_turn;
 use crate::request::{SectorRange, Target, holes, write};
 use crate::set::CacheSet;
 use crate::writeback::contention::beside;

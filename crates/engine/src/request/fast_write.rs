@@ -11,7 +11,7 @@ use crate::latency::RequestPath;
 use crate::request::inflight::{InFlightSlot, ReplyTo, RequestOrigin, Submission};
 use crate::request::insert::{Chunk, SpaceLeft};
 use crate::request::ranges::Claim;
-use crate::request::uncached::from_queue;
+use crate::request::without_cache::from_queue;
 use crate::request::write::{self, RangeState, WriteMode};
 use crate::request::{Reply, Request, SectorRange, Target};
 use crate::set::CacheSet;

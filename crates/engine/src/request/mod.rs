@@ -17,7 +17,7 @@
 //! | `zeroes` | write-zeroes |
 //! | `ranges` | which operation waits for which |
 //! | `parked` | clean data that waits for a flush of the backing device |
-//! | `uncached` | how a volume continues without its cache |
+//! | `without_cache` | how a volume continues without its cache |
 
 pub mod admission;
 pub mod discard;
@@ -32,7 +32,7 @@ pub mod insert;
 pub mod parked;
 pub mod ranges;
 pub mod read;
-pub mod uncached;
+pub mod without_cache;
 pub mod write;
 pub mod zeroes;
 
@@ -51,7 +51,7 @@ use core::cell::Cell;
 use core::time::Duration;
 use inflight::PendingRequest;
 use ranges::Claim;
-use uncached::or_uncached;
+use without_cache::or_uncached;
 
 /// Most requests in flight at once that the engine is built for. The front end enforces this limit.
 ///
@@ -140,7 +140,7 @@ pub struct Reply {
 /// What a flow must know of its volume. It does not change while requests are in flight, except for
 /// `mode`, `inode` and `bypass`, which each request takes as they are when it begins. If the volume
 /// has left the cache meanwhile, or has a new number, a flow finds out when it has its turn
-/// ([`uncached::in_turn`]), or when it inserts.
+/// ([`without_cache::in_turn`]), or when it inserts.
 #[derive(Clone)]
 pub(crate) struct Target {
     pub id: VolumeId,

@@ -30,7 +30,7 @@ use crate::request::holes::{invalidate, invalidate_clean, punch};
 use crate::request::insert::Chunk;
 use crate::request::parked::{self, CleanOutcome};
 use crate::request::ranges::{Claim, RangeTable};
-use crate::request::uncached::from_queue;
+use crate::request::without_cache::from_queue;
 use crate::request::{SectorRange, Target, flush, read};
 use crate::set::CacheSet;
 use crate::space::DataClass;

@@ -23,7 +23,7 @@
 
 use crate::error::{Error, ErrorContext};
 use crate::phases::Phase;
-use crate::request::uncached::in_turn;
+use crate::request::without_cache::in_turn;
 use crate::request::{SectorRange, Target, flush, holes, write};
 use crate::set::CacheSet;
 use crate::volume::backing_flushes::FlushStamp;

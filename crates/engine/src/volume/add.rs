@@ -12,7 +12,7 @@ use crate::state::State;
 use crate::uuids;
 use crate::volume::backing_flushes::BackingFlushes;
 use crate::volume::resize::cacheable_end;
-use crate::volume::{Backing, Volume, VolumeId, VolumeInfo, attachment, record};
+use crate::volume::{Backing, Volume, VolumeId, VolumeInfo, attachment_record, record};
 use crate::writeback::urgent::CancelToken;
 use crate::writeback::{stripes, task};
 use alloc::vec::Vec;
@@ -96,7 +96,7 @@ impl CacheSet {
         }
         let must_be_clean = kept.is_some_and(|inode| {
             superblock.state() == BackingState::Clean
-                && self.with(|s| attachment::is_vouched_for(s, &superblock, inode))
+                && self.with(|s| attachment_record::is_vouched_for(s, &superblock, inode))
         });
         let inode = self.take_slot(&superblock, known, fresh, &CancelToken::default()).await?;
         let before = superblock.clone();
@@ -115,7 +115,7 @@ impl CacheSet {
             // written.
             superblock.set_state(BackingState::Dirty);
         }
-        superblock.set_attachment(self.with(|s| attachment::of(s, inode)));
+        superblock.set_attachment(self.with(|s| attachment_record::of(s, inode)));
         let phase = self.begin(record::phase_of(&before, &superblock));
         record::write_superblock(&disk, &superblock.seal()).await?;
         drop(phase);

@@ -11,10 +11,10 @@
 //! cached.
 
 use crate::error::Error;
-use crate::request::uncached;
+use crate::request::without_cache;
 use crate::set::CacheSet;
 use crate::volume::detach::say_none;
-use crate::volume::{Lifecycle, VolumeId, attachment, record};
+use crate::volume::{Lifecycle, VolumeId, attachment_record, record};
 use crate::writeback::urgent::CancelToken;
 use bcached_format::{BackingState, BackingSuperblock, Inode};
 
@@ -51,7 +51,7 @@ impl CacheSet {
         record::update(self, id, |s, superblock| {
             superblock.set_set_uuid(set_uuid);
             superblock.set_state(BackingState::Clean);
-            superblock.set_attachment(attachment::of(s, inode));
+            superblock.set_attachment(attachment_record::of(s, inode));
         })
         .await?;
         self.forget_former_stamp(inode).await?;
@@ -63,7 +63,7 @@ impl CacheSet {
             return entered;
         }
         // Nothing of the volume has entered the cache.
-        if let Ok(true) = uncached::depart(self, id, inode, say_none).await {
+        if let Ok(true) = without_cache::depart(self, id, inode, say_none).await {
             self.is_not_ours(id, inode).await?;
             return entered;
         }

@@ -17,7 +17,7 @@
 
 use crate::error::Error;
 use crate::journal::writer;
-use crate::request::{Target, uncached};
+use crate::request::{Target, without_cache};
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::uuids;
@@ -83,7 +83,7 @@ impl CacheSet {
             }
             // The clean keys become durable before the superblock says *none*: invariant D16.
             writer::commit(self).await?;
-            uncached::depart(self, target.id, inode, say_none).await
+            without_cache::depart(self, target.id, inode, say_none).await
         })
         .await
     }

@@ -4,28 +4,28 @@
 //! |---|---|
 //! | `add`, `remove` | a backing device comes to an open set, and leaves it |
 //! | `attach`, `detach` | a served volume gets a cache, and gives it up |
-//! | `attachment` | which device and which slot of the table belong together |
+//! | `attachment_record` | which device and which slot of the table belong together |
 //! | `slots`, `forget` | inodes: assigned, found again, given up |
 //! | `record` | the superblock of the backing device: *clean*, *dirty*, *stale* |
 //! | `backing_flushes` | which writes a flush has proven durable, and which may be lost |
-//! | `returned`, `resume` | a device that came back, a set that is opened again |
+//! | `reconnect`, `resume` | a device that came back, a set that is opened again |
 //! | `flash`, `flash_size`, `resize`, `zeroings` | flash-only volumes, other sizes |
 //! | `label` | the name in the superblock |
 
 pub mod add;
 pub mod attach;
-pub(crate) mod attachment;
+pub(crate) mod attachment_record;
 pub mod backing_flushes;
 pub mod detach;
 pub mod flash;
 pub mod flash_size;
 pub mod forget;
 pub mod label;
+pub mod reconnect;
 pub mod record;
 pub mod remove;
 pub mod resize;
 pub mod resume;
-pub mod returned;
 pub mod slots;
 pub mod zeroings;
 

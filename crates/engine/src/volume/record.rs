@@ -12,7 +12,7 @@ use crate::request::flush;
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::VolumeId;
-use crate::volume::attachment;
+use crate::volume::attachment_record;
 use crate::volume::backing_flushes::BackingFlushes;
 use bcached_env::{Buffer, Disk};
 use bcached_format::{
@@ -113,7 +113,7 @@ pub async fn update(
         change(s, &mut changed);
         let to_write = in_doubt || changed != current;
         if to_write {
-            attachment::renew(s, &mut changed);
+            attachment_record::renew(s, &mut changed);
         }
         let entry = s.volumes.get_mut(volume)?;
         entry.dirty_marked = !to_write && current.state() == BackingState::Dirty;

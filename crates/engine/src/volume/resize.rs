@@ -27,7 +27,7 @@
 
 use crate::error::Error;
 use crate::journal::writer;
-use crate::request::uncached::in_turn;
+use crate::request::without_cache::in_turn;
 use crate::request::write::{self, RangeState};
 use crate::request::{SectorRange, Target, holes};
 use crate::set::CacheSet;

@@ -7,7 +7,7 @@
 //! whose data is all on its backing device leaves the cache before that, and need not wait.
 
 use crate::error::{Error, ErrorContext};
-use crate::request::{flush, uncached};
+use crate::request::{flush, without_cache};
 use crate::set::CacheSet;
 use crate::volume::VolumeId;
 use alloc::rc::Rc;
@@ -87,7 +87,8 @@ impl CacheSet {
         // Its device is not exchanged meanwhile.
         self.with(|s| s.begin_background(id));
         let left =
-            uncached::depart(self, id, inode, |superblock| superblock.set_state(BackingState::Stale)).await;
+            without_cache::depart(self, id, inode, |superblock| superblock.set_state(BackingState::Stale))
+                .await;
         self.let_go(id);
         left.map(drop)
     }

@@ -5,7 +5,7 @@
 use super::CacheDevice;
 use bcached_control::failure::{Failure, Kind};
 use bcached_format::{CacheSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
-use bcached_host::bypass;
+use bcached_host::without_cache;
 use bcached_uring::{Access, Device};
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt as _;
 
 /// Makes such a device for volumes whose devices have blocks of this many sectors (1 or 8).
 pub fn make(block_sectors: u16) -> Result<CacheDevice, Failure> {
-    let superblock = bypass::superblock(block_sectors);
+    let superblock = without_cache::superblock(block_sectors);
     Ok(CacheDevice { device: with(&superblock)?, superblock })
 }
 
@@ -29,7 +29,7 @@ pub fn with(superblock: &CacheSuperblock) -> Result<Device, Failure> {
         .map_err(|error| cannot(&error.into()))?;
     let file = File::from(file);
     let written = file
-        .set_len(bypass::SECTORS * 512)
+        .set_len(without_cache::SECTORS * 512)
         .and_then(|()| file.write_all_at(&bytes[..], SUPERBLOCK_SECTOR * 512));
     written.map_err(|error| cannot(&error))?;
     // The device is opened again by its name, like any other; this handle may be closed then.

@@ -5,7 +5,7 @@ use crate::disk::{Device, DeviceModel, InitialContent};
 use crate::driver::World;
 use bcached_env::DiskId;
 use bcached_format::{CacheSuperblock, SUPERBLOCK_SECTOR};
-use bcached_host::{Machine, bypass};
+use bcached_host::{Machine, without_cache};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -26,7 +26,7 @@ impl Machine for SimMachine {
         let mut memory = Device::new(DeviceModel {
             volatile_cache: false,
             background: InitialContent::Zero { data_start: 0 },
-            ..DeviceModel::fast(bypass::SECTORS, block_sectors)
+            ..DeviceModel::fast(without_cache::SECTORS, block_sectors)
         });
         memory.place(SUPERBLOCK_SECTOR, &superblock.seal()[..]);
         let mut world = self.world.borrow_mut();

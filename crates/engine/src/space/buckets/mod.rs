@@ -11,7 +11,7 @@
 
 mod extents;
 mod lengths;
-mod oldest;
+mod oldest_generations;
 mod pointers;
 mod reserved;
 mod search;

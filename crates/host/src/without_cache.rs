@@ -1,18 +1,19 @@
-//! The bypass: a set on a device in memory, which serves volumes without their cache while the
-//! cache set is closed. It caches nothing.
+//! The cacheless set: a set on a device in memory, which serves volumes without their cache while
+//! the cache set is closed. It caches nothing.
 
 use crate::{Host, NullNote};
 use bcached_engine::{CacheSet, Error, Options, VolumeId};
 use bcached_format::{CacheFormat, CacheSuperblock, ReplacementPolicy, Uuid};
 
-/// Number of buckets of the bypass, and their size in sectors. The engine does not run with fewer.
+/// Number of buckets of the cacheless set, and their size in sectors. The engine does not run with
+/// fewer.
 const BUCKETS: u64 = 600;
 const BUCKET_SECTORS: u16 = 128;
 
-/// Size of the bypass device, in sectors.
+/// Size of that device, in sectors.
 pub const SECTORS: u64 = BUCKETS * BUCKET_SECTORS as u64;
 
-/// Returns the superblock of the bypass, for volumes whose devices are written in blocks of
+/// Returns the superblock of the cacheless set, for volumes whose devices are written in blocks of
 /// `block_sectors` sectors (1 or 8).
 #[must_use]
 pub fn superblock(block_sectors: u16) -> CacheSuperblock {
@@ -29,8 +30,8 @@ pub fn superblock(block_sectors: u16) -> CacheSuperblock {
     superblock.expect("sizes that can be run")
 }
 
-/// Opens the bypass if any volume can do without the cache, so that the bypass is available before
-/// the cache is closed. Returns false if it is needed but cannot be opened.
+/// Opens the cacheless set if any volume can do without the cache, so that the cacheless set is
+/// available before the cache is closed. Returns false if it is needed but cannot be opened.
 pub(crate) async fn is_ready(host: &Host) -> bool {
     let is_needed = host.status().volumes.iter().any(|info| !info.flash_only && !info.may_be_dirty());
     if !is_needed {
@@ -47,18 +48,18 @@ pub(crate) async fn is_ready(host: &Host) -> bool {
     opened.is_ok()
 }
 
-/// Gives the bypass all volumes whose data is entirely on their backing devices.
+/// Gives the cacheless set all volumes whose data is entirely on their backing devices.
 pub(crate) async fn take_volumes(host: &Host) {
     let able: Vec<_> = host.with(|state| {
-        let able = state.away.iter().filter(|(_, away)| !away.on_bypass && !away.info.may_be_dirty());
+        let able = state.away.iter().filter(|(_, away)| !away.is_cacheless && !away.info.may_be_dirty());
         able.map(|(id, away)| (*id, away.disk)).collect()
     });
     if able.is_empty() {
         return;
     }
-    let Ok(bypass) = open(host).await else { return };
+    let Ok(cacheless) = open(host).await else { return };
     for (id, disk) in able {
-        if let Err(error) = bypass.add_uncached_as(id, disk).await {
+        if let Err(error) = cacheless.add_uncached_as(id, disk).await {
             tracing::warn!(
                 event = "no-way-past-the-cache",
                 "a volume waits for its cache, because it could not be served without it: {error}"
@@ -67,27 +68,28 @@ pub(crate) async fn take_volumes(host: &Host) {
         }
         // The options may have been changed in the meantime.
         let options = host.options_of(id);
-        let _it_is_there = bypass.change_volume_options(id, |begun| *begun = options);
+        let _it_is_there = cacheless.change_volume_options(id, |begun| *begun = options);
         host.change(|state| {
             if let Some(away) = state.away.get_mut(&id) {
-                away.on_bypass = true;
+                away.is_cacheless = true;
             }
         });
     }
 }
 
-/// Takes a volume from the bypass, if the bypass has it. After that no set has the volume.
+/// Takes a volume from the cacheless set, if the cacheless set has it. After that no set has the
+/// volume.
 ///
 /// # Errors
-/// The bypass cannot release the volume now.
+/// The cacheless set cannot release the volume now.
 pub(crate) async fn give_back(host: &Host, id: VolumeId) -> Result<(), Error> {
-    let bypass = host.change(|state| {
-        let away = state.away.get_mut(&id).filter(|away| away.on_bypass)?;
-        away.on_bypass = false;
-        state.bypass.as_ref().map(|(bypass, _)| bypass.clone())
+    let cacheless = host.change(|state| {
+        let away = state.away.get_mut(&id).filter(|away| away.is_cacheless)?;
+        away.is_cacheless = false;
+        state.cacheless.as_ref().map(|(cacheless, _)| cacheless.clone())
     });
-    let Some(bypass) = bypass else { return Ok(()) };
-    match bypass.remove_volume(id).await {
+    let Some(cacheless) = cacheless else { return Ok(()) };
+    match cacheless.remove_volume(id).await {
         Ok(removed) => {
             if removed.lost.is_some() {
                 host.has_lost([id]);
@@ -96,26 +98,26 @@ pub(crate) async fn give_back(host: &Host, id: VolumeId) -> Result<(), Error> {
         }
         Err(error) => {
             // The volume is served as before.
-            host.change(|state| state.away.get_mut(&id).map(|away| away.on_bypass = true));
+            host.change(|state| state.away.get_mut(&id).map(|away| away.is_cacheless = true));
             Err(error)
         }
     }
 }
 
-/// Closes the bypass, which has no volumes any more.
+/// Closes the cacheless set, which has no volumes any more.
 pub(crate) async fn close(host: &Host) {
-    let Some((bypass, disk)) = host.change(|state| state.bypass.take()) else { return };
-    let _it_has_nothing_to_lose = bypass.stop().await;
+    let Some((cacheless, disk)) = host.change(|state| state.cacheless.take()) else { return };
+    let _it_has_nothing_to_lose = cacheless.stop().await;
     host.inner().machine.remove(disk);
 }
 
-/// Returns the bypass, opened if necessary.
+/// Returns the cacheless set, opened if necessary.
 ///
 /// # Errors
 /// It cannot be opened; the error says why.
 async fn open(host: &Host) -> Result<CacheSet, String> {
-    if let Some((bypass, _)) = host.with(|state| state.bypass.clone()) {
-        return Ok(bypass);
+    if let Some((cacheless, _)) = host.with(|state| state.cacheless.clone()) {
+        return Ok(cacheless);
     }
     let inner = host.inner();
     // A device cannot be written in blocks smaller than its own; larger blocks cost more.
@@ -125,7 +127,7 @@ async fn open(host: &Host) -> Result<CacheSet, String> {
     let options = Options { node_budget_bytes: nodes, ..Options::default() };
     let opened = CacheSet::open(inner.env.clone(), disk, Box::new(NullNote), options).await;
     match &opened {
-        Ok(bypass) => host.change(|state| state.bypass = Some((bypass.clone(), disk))),
+        Ok(cacheless) => host.change(|state| state.cacheless = Some((cacheless.clone(), disk))),
         Err(_) => inner.machine.remove(disk),
     }
     opened.map_err(|error| error.to_string())
