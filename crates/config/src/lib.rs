@@ -9,6 +9,11 @@
 //! | `section_keys` | the keys of `[volume.*]` and `[cache.*]`, among them all options |
 //! | `field_types` | sizes, times, addresses: values of keys that are no options |
 //! | `options` | the table of options, their values, and where each comes from |
+//! | `entries`, `conflicts`, `findings` | caches and volumes; what contradicts; what is reported |
+//! | `frontends`, `tls`, `volume_numbers` | exports, certificates, `/dev/bcacheN` |
+//! | `persisted`, `set_file` | what commands have set, and the file that keeps it |
+//! | `provenance` | which file has set what |
+//! | `read_file`, `unknown_key` | files with a limit; keys that do not exist |
 #![forbid(unsafe_code)]
 
 mod conflicts;

@@ -7,7 +7,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `open`, `open_progress` | start-up and its progress |
+//! | `open`, `open_progress`, `stop` | start-up and its progress; the orderly stop |
 //! | `set`, `state` | the handle; the state that transitions change |
 //! | `cpu_cost`, `phases` | cost of a transition; phases that a crash may interrupt |
 //! | `request/` | client requests: reads, writes, flush, discard; which request waits for which |
@@ -17,7 +17,15 @@
 //! | `space/` | buckets, where new data is written, how buckets are freed, stored generations |
 //! | `gc/` | removal of stale keys from the tree, compaction of live data |
 //! | `writeback/` | writing dirty data to the backing device |
-//! | `policy/` | eviction order, sequential streams, congestion and wear of the cache device |
+//! | `policy/` | eviction order, sequential streams, congestion, failed operations |
+//! | `options`, `settings` | options of a set and its volumes; those stored in the superblock |
+//! | `stats`, `stat_windows` | hit counters and others; those of the last five minutes to a day |
+//! | `latency`, `time_stats` | latency of requests; durations of internal operations |
+//! | `status`, `explain` | the state of a set; where the data of a sector is |
+//! | `uuids` | the table of volumes: which volume owns which number |
+//! | `note`, `lost_acks` | the note whose file is gone; acknowledged writes that may be lost |
+//! | `cache_writes`, `device_probe`, `backoff` | writes by cause; probes of devices; retries |
+//! | `error` | kinds of errors that callers act on |
 #![no_std]
 #![forbid(unsafe_code)]
 
