@@ -64,7 +64,7 @@ coverage:
 mutants:
 	@cargo xtask mutants
 
-# Checks the licences and sources of everything we depend on (deny.toml) with cargo-deny, which it
+# Checks the licences and sources of all dependencies (deny.toml) with cargo-deny, which it
 # builds if it is missing. `cargo deny check advisories` needs the network.
 deny:
 	@command -v cargo-deny >/dev/null || cargo install --quiet --locked cargo-deny

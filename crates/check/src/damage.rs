@@ -261,7 +261,9 @@ pub enum DamageKind {
         found: u64,
     },
     /// A slot of the uuid table is not as bcached wrote it.
-    #[error("slot {number} of the uuid table ({uuid}) is not what was written: no volume is served from it")]
+    #[error(
+        "slot {number} of the uuid table ({uuid}) may differ from what was written: no volume is served from it"
+    )]
     DoubtedSlot {
         /// Number of the slot.
         number: u32,

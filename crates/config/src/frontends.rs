@@ -46,7 +46,7 @@ impl TryFrom<OneOrSeveral> for ExportSetting {
             OneOrSeveral::Several(ways) => ways,
         };
         if typed.is_empty() {
-            return Err("`export` names no way; `served = false` takes the volume out of service".to_owned());
+            return Err("`export` is empty; `served = false` takes the volume out of service".to_owned());
         }
         typed.iter().map(|way| understood(way).map_err(|(_, why)| why)).collect::<Result<_, _>>().map(Self)
     }

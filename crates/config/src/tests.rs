@@ -327,7 +327,7 @@ fn a_volume_is_to_be_had_by_the_ways_that_are_said() {
     let (_, small) = refused(&text.replace("512M", "180M"));
     assert!(small.contains("`memory` is too small: it must be at least 128M, plus 16M for each volume"));
     let (_, none) = refused("version = 1\n[defaults]\nexport = []\n");
-    assert!(none.contains("`export` names no way"), "{none}");
+    assert!(none.contains("`export` is empty"), "{none}");
     let line = CommandLine {
         caches: vec!["/c".into()],
         backings: vec!["/b".into()],

@@ -330,7 +330,9 @@ impl JobReport {
             JobKind::Grow => format!("{volume}: its size would become {size}"),
             JobKind::Import => format!("{volume}: would be served"),
             JobKind::Release => {
-                format!("{volume}: would no longer be served; {dirty} of dirty data would stay there")
+                format!(
+                    "{volume}: would no longer be served; {dirty} of dirty data would stay on the cache device"
+                )
             }
             JobKind::Replace => format!(
                 "{volume}: {dirty} would be written back, then its volumes would move to the new device"
@@ -370,7 +372,7 @@ impl JobReport {
             JobKind::Forget => "forgotten",
             JobKind::Grow | JobKind::Shrink => "resized",
             JobKind::Import => "imported",
-            JobKind::Release => "released: it is no longer served; its dirty data stays there",
+            JobKind::Release => "released: it is no longer served; its dirty data stays on the cache device",
             JobKind::Replace => "replaced: its old device is no longer used",
         };
         let size = exact(self.size_bytes.unwrap_or_default());

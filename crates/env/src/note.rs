@@ -67,5 +67,5 @@ pub trait Note {
 
     /// Makes it as if another process had opened it: its records are those that a former process
     /// left. Called before another set of this process gets it.
-    fn reopen(&mut self) {}
+    fn reopen(&mut self);
 }

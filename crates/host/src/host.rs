@@ -14,7 +14,7 @@
 use crate::cache_reconnect::ReturnedCache;
 use crate::dispatch::RequestSource;
 use crate::missing_devices::MissingDevices;
-use crate::{Limits, Machine, NoteSlot};
+use crate::{Limits, Machine, SetNote};
 use bcached_engine::{CacheSet, Error, Latencies, Options, Status, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_env::sync::Notify;
 use bcached_env::{DiskId, Env, Time};
@@ -29,8 +29,8 @@ pub struct OpenParams {
     pub cache: Cell<DiskId>,
     /// UUID of the set.
     pub set_uuid: Uuid,
-    /// The note that was lent to the open set, to which it returns.
-    pub note: NoteSlot,
+    /// The set's note, of which the set has a handle.
+    pub note: SetNote,
     /// The engine's options.
     pub options: RefCell<Options>,
     /// Time and size limits of the host.
@@ -480,7 +480,6 @@ impl Host {
     pub fn abandon(&self) {
         let sets = self.with(|state| (state.main.take(), state.cacheless.take()));
         drop(sets);
-        self.0.opening.note.clear();
     }
 
     /// Records that acknowledged writes to these volumes may have been lost: their next flush must
@@ -524,6 +523,9 @@ impl Host {
                 .with(|state| state.why.clone())
                 .map_or(Error::Stopping, |why| Error::Failed(Box::new(why)))),
         };
+        // A note without a file ends with the process, and a set that has failed writes no journal.
+        let of_main =
+            if of_main.is_err() && self.0.opening.note.is_lost() { Err(Error::LostWrites) } else { of_main };
         // The stop is the last flush, and reports what none has reported: invariant D33.
         let owes = self.with(|state| !state.owes.is_empty());
         let told = if owes { Err(Error::LostWrites) } else { Ok(()) };

@@ -48,7 +48,7 @@ use bcached_env::DiskId;
 use bcached_format::CacheSuperblock;
 pub use host::{AwayVolume, Host, HostState, OpenParams};
 pub use limits::Limits;
-pub use note::{NoteSlot, NullNote};
+pub use note::{NullNote, SetNote};
 
 /// What a host needs of the machine besides the devices in its environment.
 pub trait Machine {

@@ -1,8 +1,9 @@
 //! The note of the set, which outlives the set: it is kept open from one opening to the next.
 //!
 //! While the set is closed, its note may hold the only copy of keys that were acknowledged. Opening
-//! the note again by its path would find them only if its file was still there. So a closed set
-//! returns its note to the host, and so does one that could not be opened (invariant D51).
+//! the note again by its path would find them only if its file was still there. So the note belongs
+//! to the host, and a set has it on loan (invariant D51). The host can always put the note into
+//! another file, also while the set is being closed or opened, and while its device is away.
 
 use crate::Host;
 use bcached_engine::Error;
@@ -10,34 +11,47 @@ use bcached_env::{Note, NoteRecord};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// The place of the note while no set has it. Clones are handles on the same place.
-#[derive(Clone, Default)]
-pub struct NoteSlot(Rc<RefCell<Option<Box<dyn Note>>>>);
+/// The note of a set. Clones are handles on the same note.
+#[derive(Clone)]
+pub struct SetNote(Rc<RefCell<Box<dyn Note>>>);
 
-impl NoteSlot {
-    /// Returns the note for a set that is to be opened, and puts it into this place when the set is
-    /// dropped.
+impl SetNote {
+    /// Takes over a note that was opened for the set.
     #[must_use]
-    pub fn lend(&self, note: Box<dyn Note>) -> Box<dyn Note> {
-        Box::new(LentNote { note, slot: self.clone() })
+    pub fn new(note: Box<dyn Note>) -> Self {
+        Self(Rc::new(RefCell::new(note)))
     }
 
-    /// Returns the note for the next set, which finds in it what the former set has left. `None` if
-    /// a set still has it.
-    pub(crate) fn lend_again(&self) -> Option<Box<dyn Note>> {
-        let mut note = self.0.borrow_mut().take()?;
-        note.reopen();
-        Some(self.lend(note))
+    /// Returns the note for the first set.
+    #[must_use]
+    pub fn lend(&self) -> Box<dyn Note> {
+        Box::new(self.clone())
     }
 
-    /// Applies `change` to the note, unless a set has it.
-    pub(crate) fn with<T>(&self, change: impl FnOnce(&mut Box<dyn Note>) -> T) -> Option<T> {
-        self.0.borrow_mut().as_mut().map(change)
+    /// Returns the note for the next set, which finds in it what the former set has left. No other
+    /// set uses it any more.
+    pub(crate) fn lend_again(&self) -> Box<dyn Note> {
+        self.0.borrow_mut().reopen();
+        self.lend()
     }
 
-    /// Drops the note, unless a set has it.
-    pub(crate) fn clear(&self) {
-        drop(self.0.borrow_mut().take());
+    /// Makes the records void, because the device may have lost their data.
+    pub(crate) fn give_up(&self) {
+        drop(self.0.borrow_mut().give_up());
+    }
+
+    /// Puts the note into another file, if its file is gone and another one was made. Returns
+    /// whether the note outlives the process.
+    pub(crate) fn keep(&self) -> bool {
+        let mut note = self.0.borrow_mut();
+        note.keep();
+        note.is_kept()
+    }
+
+    /// Returns whether the note holds keys that end with the process, for a set to which nothing is
+    /// written any more.
+    pub(crate) fn is_lost(&self) -> bool {
+        !self.keep() && !self.0.borrow_mut().give_up().is_empty()
     }
 }
 
@@ -48,74 +62,49 @@ impl Host {
     /// # Errors
     /// Writes that were acknowledged and not flushed are lost if the process ends now.
     pub async fn keep_note(&self) -> Result<(), Error> {
-        let set = match self.main() {
-            Ok(set) => set,
-            Err(error) => {
-                let is_kept = self.inner().opening.note.with(|note| {
-                    note.keep();
-                    note.is_kept()
-                });
-                return if is_kept == Some(true) { Ok(()) } else { Err(error) };
-            }
-        };
-        set.keep_note().await
+        if self.inner().opening.note.keep() { Ok(()) } else { self.main()?.keep_note().await }
     }
 }
 
-/// A note that a set has.
-struct LentNote {
-    note: Box<dyn Note>,
-    slot: NoteSlot,
-}
-
-impl Drop for LentNote {
-    fn drop(&mut self) {
-        let mut note = std::mem::replace(&mut self.note, Box::new(NullNote));
-        // No set notices any more if the file was removed and another one made.
-        note.keep();
-        *self.slot.0.borrow_mut() = Some(note);
-    }
-}
-
-impl Note for LentNote {
+impl Note for SetNote {
     fn room(&self) -> usize {
-        self.note.room()
+        self.0.borrow().room()
     }
 
     fn is_kept(&self) -> bool {
-        self.note.is_kept()
+        self.0.borrow().is_kept()
     }
 
     fn keep(&mut self) {
-        self.note.keep();
+        self.0.borrow_mut().keep();
     }
 
     fn append(&mut self, record: NoteRecord) {
-        self.note.append(record);
+        self.0.borrow_mut().append(record);
     }
 
     fn forget_through(&mut self, sequence: u64) {
-        self.note.forget_through(sequence);
+        self.0.borrow_mut().forget_through(sequence);
     }
 
     fn give_up(&mut self) -> Vec<NoteRecord> {
-        self.note.give_up()
+        self.0.borrow_mut().give_up()
     }
 
     fn given_up(&self) -> Vec<NoteRecord> {
-        self.note.given_up()
+        self.0.borrow().given_up()
     }
 
     fn recovered(&mut self, session: u64) -> Vec<NoteRecord> {
-        self.note.recovered(session)
+        self.0.borrow_mut().recovered(session)
     }
 
     fn begin(&mut self, session: u64) {
-        self.note.begin(session);
+        self.0.borrow_mut().begin(session);
     }
 
     fn reopen(&mut self) {
-        self.note.reopen();
+        self.0.borrow_mut().reopen();
     }
 }
 
@@ -145,4 +134,6 @@ impl Note for NullNote {
     }
 
     fn begin(&mut self, _session: u64) {}
+
+    fn reopen(&mut self) {}
 }

@@ -135,7 +135,7 @@ async fn answers(host: &Host) -> bool {
 /// Opens the set as after a crash.
 pub(crate) async fn reopen(host: &Host) -> Result<(), Error> {
     let inner = host.inner();
-    let note = inner.opening.note.lend_again().expect("a closed set has returned its note");
+    let note = inner.opening.note.lend_again();
     // Progress counters are for one opening only, so this opening gets new ones.
     let options = Options { opening: Options::default().opening, ..inner.opening.options.borrow().clone() };
     let written = host.take_written();

@@ -1,6 +1,6 @@
 //! Shared code of the host's tests: a set in memory, on the real driver.
 
-use crate::{Host, Limits, Machine, NoteSlot, NullNote, OpenParams, without_cache};
+use crate::{Host, Limits, Machine, NullNote, OpenParams, SetNote, without_cache};
 use bcached_engine::{CacheSet, Options, VolumeId};
 use bcached_env::{DiskId, Driver, Executor, RunOrder};
 use bcached_format::{
@@ -101,8 +101,8 @@ pub fn served_through(
     let options = Options { node_budget_bytes: nodes, ..Options::default() };
     let disk = disks.add(device(&memory(without_cache::SECTORS, &superblock.seal()[..])));
     let mut executor = Executor::new(wrap(driver.driver), RunOrder::Fifo, 1);
-    let note = NoteSlot::default();
-    let opening = CacheSet::open(executor.env(), disk, note.lend(Box::new(NullNote)), options.clone());
+    let note = SetNote::new(Box::new(NullNote));
+    let opening = CacheSet::open(executor.env(), disk, note.lend(), options.clone());
     let set = executor.block_on(opening).expect("a driver").expect("it is whole");
     let set_uuid = superblock.set_uuid();
     let opening =

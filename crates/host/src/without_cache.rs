@@ -57,7 +57,13 @@ pub(crate) async fn take_volumes(host: &Host) {
     if able.is_empty() {
         return;
     }
-    let Ok(cacheless) = open(host).await else { return };
+    let cacheless = match open(host).await {
+        Ok(cacheless) => cacheless,
+        Err(error) => {
+            tracing::warn!(event = "no-way-past-the-cache", "clean volumes wait for their cache: {error}");
+            return;
+        }
+    };
     for (id, disk) in able {
         if let Err(error) = cacheless.add_uncached_as(id, disk).await {
             tracing::warn!(

@@ -99,7 +99,7 @@ fn a_point_that_never_comes_is_no_success() {
     assert_eq!(exit, 2, "{err}");
     let points: u64 = err
         .strip_prefix("sim: there is no point 9999999 to crash at: the run has only ")
-        .and_then(|rest| rest.trim_end().parse().ok())
+        .and_then(|rest| rest.strip_suffix(" points\n")?.parse().ok())
         .unwrap_or_else(|| panic!("{err}"));
     let text = |point: u64| format!("{point}:power:nothing");
     let at = |point: u64| sim(&[&run(&["--cut"])[..], &[&text(point)]].concat());
@@ -429,7 +429,7 @@ fn a_fault_that_cannot_be_saved_is_one_all_the_same() {
         sim(&[&words[..], &["--system", system], more].concat())
     };
     let found = long("mutant-ZeroesHalf", &[]);
-    let is_refused = found.err.starts_with(&format!("sim: not saved: {file}: line "))
+    let is_refused = found.err.starts_with(&format!("sim: the script was not saved: {file}: line "))
         && found.err.ends_with(": a script has at most 20000 steps\n");
     assert!(found.exit == 1 && is_refused, "{}\n{}", found.err, found.out);
     assert!(found.out.contains("again: "), "{}", found.out);
@@ -453,7 +453,7 @@ fn a_script_that_is_damaged_or_missing_is_refused() {
         assert_refused(&["run", "--script", &file], &format!("sim: {file}: {words}"));
     };
     refused(b"", "line 1: a script begins with \"sim script 1\"");
-    refused(&[0xff; 80], "line 1: this is no text");
+    refused(&[0xff; 80], "line 1: this is not UTF-8 text");
     refused(&vec![b'#'; 2 << 20], "line 1: a script has at most 1048576 bytes");
     refused(&sound.as_bytes()[..sound.len() / 2], "line ");
     refused(sound.replace("script 1", "script 9").as_bytes(), "line 1: the script is of version \"9\"");

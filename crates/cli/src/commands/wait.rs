@@ -31,7 +31,7 @@ pub fn run(flags: &flags::WaitArgs) -> Result<Report, Failure> {
             let what = format!("{} will not be {}", volume.name, word(flags.wanted));
             return Err(Failure::new(Kind::No, what)
                 .why("it is a flash-only volume")
-                .next("`bcached remove` and `bcached forget` delete it"));
+                .next("its data is in the cache alone: it never becomes clean or detached"));
         }
         if volume.state == "failed" || volume.state == "stopped" {
             let next = match volume.state == "failed" {

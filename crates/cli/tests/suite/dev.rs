@@ -272,7 +272,12 @@ fn another_daemon_takes_over_and_has_a_device_too() {
     if by == "ublk" {
         done(&daemon, &["take-over"]);
     } else {
-        refused(&daemon, &["take-over"], 3, "clients use what would end with it: the mount ");
+        refused(
+            &daemon,
+            &["take-over"],
+            3,
+            "clients use mounts or devices that end with the daemon: the mount ",
+        );
     }
     does(tool("umount").arg(&mounted.0));
     if by != "ublk" {
@@ -287,7 +292,7 @@ fn another_daemon_takes_over_and_has_a_device_too() {
             &daemon,
             &["take-over", "--program", &program],
             3,
-            "clients use what would end with it: process ",
+            "clients use mounts or devices that end with the daemon: process ",
         );
         assert_eq!(pid(&images).and_then(|pid| u32::try_from(pid).ok()), Some(daemon.id()));
         assert_eq!(device(&daemon.status()), Some((by.clone(), path)));

@@ -334,7 +334,7 @@ fn a_cache_that_is_missing_is_not_released_while_a_note_of_it_lies_there() {
     refused(&daemon, &["release", "fast"], 3, "may hold acknowledged writes, which only bcached can replay");
     std::fs::remove_file(&note).expect("it is there");
     let plan = done(&daemon, &["release", "fast", "--dry-run"]);
-    assert!(plan.contains("an unknown amount of dirty data would stay there"), "{plan}");
+    assert!(plan.contains("an unknown amount of dirty data would stay on the cache device"), "{plan}");
     done(&daemon, &["release", "fast"]);
     assert_eq!(daemon.stop().0, 0);
 }

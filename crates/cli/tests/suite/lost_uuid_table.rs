@@ -92,7 +92,7 @@ fn a_volume_that_comes_alone_does_not_get_the_number_of_another() {
     assert!(content(&images, &daemon, "second")[..SIZE] == pattern(SIZE, 2));
     daemon.wait_for("the walk", |status| status["caches"][0]["ownerless_dirty_bytes"] == SIZE as u64);
     let status = ask(&daemon, &["status"]);
-    assert!(status.out.contains("4 MiB dirty of no known volume is kept"), "{status:?}");
+    assert!(status.out.contains("4 MiB of dirty data belongs to no known volume, and is kept"), "{status:?}");
     assert_eq!(status.exit, 1, "all volumes are served, and yet it is not well: {status:?}");
     done(&daemon, &["set", "second", "--runtime", "writeback_running=true"]);
     done(&daemon, &["flush", "second"]);

@@ -62,7 +62,7 @@ fn a_released_set_stays_as_it_is_and_is_not_taken_again() {
     assert_eq!(
         planned,
         format!(
-            "fast: would no longer be served; 2 MiB of dirty data would stay there\n{}\n{}\n",
+            "fast: would no longer be served; 2 MiB of dirty data would stay on the cache device\n{}\n{}\n",
             site.fast, site.tank
         )
     );

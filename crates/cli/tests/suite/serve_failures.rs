@@ -356,7 +356,7 @@ fn a_backing_device_that_was_longer_is_told_of() {
         file.and_then(|file| file.set_len(bytes)).expect("another size");
         let (exit, log) = Daemon::start(&images, &["--cache", &cache, "--backing", &backing]).stop();
         assert_eq!(exit, 0, "{log}");
-        log.contains("warning: volume tank: data of it is cached beyond the end of")
+        log.contains("warning: volume tank: the cache has data beyond the end of")
     };
     assert!(!cut(20 << 20), "it is whole");
     assert!(cut(512 << 10));

@@ -157,7 +157,7 @@ fn a_mount_with_no_open_file_is_made_anew() {
     file.write_all_at(&data, 777).expect("it takes it");
     file.sync_all().expect("it is durable");
     daemon.wait_for("its user", |status| status["clients"][0]["way"] == "fuse");
-    refused(&daemon, &["take-over"], 3, "clients use what would end with it: ");
+    refused(&daemon, &["take-over"], 3, "clients use mounts or devices that end with the daemon: ");
     file.write_all_at(&data[..512], 0).expect("nothing has changed");
     drop(file);
     daemon.wait_for("its end", |status| status["clients"].as_array().is_some_and(Vec::is_empty));

@@ -33,7 +33,7 @@ impl Status {
                 let dirty = human(ownerless);
                 let _ = writeln!(
                     text,
-                    "cache {}: {dirty} dirty of no known volume is kept; \
+                    "cache {}: {dirty} of dirty data belongs to no known volume, and is kept; \
                      add the volume that it may belong to: docs/failures.md (a lost table of volumes)",
                     cache.name
                 );

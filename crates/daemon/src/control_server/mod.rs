@@ -10,21 +10,22 @@
 //!                                       with `?names=node` under node_exporter's names
 //!   GET    /v1/volumes/VOLUME/options   of `bcached get VOLUME --json`
 //!   PATCH  /v1/volumes/VOLUME/options   of `bcached set` and `unset`;
-//!                                       the request: `options::Change`
+//!                                       the request: `options::OptionChange`
 //!   GET, PATCH  /v1/caches/CACHE/options   the same of caches
 //!   GET    /v1/volumes/VOLUME/explain?offset=BYTES   of `bcached explain`
 //!   POST   /v1/jobs                     of `bcached add`, `remove`, `stop VOLUME`, `forget`,
 //!                                       `flush`, `detach`, `attach`, `grow`, `shrink`, `replace`,
-//!                                       `release`, `import`; the request: `jobs::Begin`
+//!                                       `release`, `import`; the request: `jobs::JobSpec`
 //!   GET    /v1/jobs, /v1/jobs/NUMBER    the progress of jobs
 //!   DELETE /v1/jobs/NUMBER              of `bcached cancel`; with `?dry_run=true` of `--dry-run`
 //!   GET    /v1/config/differences       of `bcached config diff`
 //!   GET    /v1/events?after=SEQUENCE    of `bcached events`; with `&wait=true` the answer comes
 //!                                       once there are some, or after some seconds
-//!   POST   /v1/stop                     of `bcached stop`; the request: `stop::Stop`
+//!   POST   /v1/stop                     of `bcached stop`; the request: `stop::StopRequest`
 //!   GET    /v1/stop                     the progress of the stop: answered when it has ended,
 //!                                       or after some seconds
-//!   POST   /v1/take-over                of `bcached take-over`; the request: `take_over::TakeOver`
+//!   POST   /v1/take-over                of `bcached take-over`; the request:
+//!                                       `take_over::TakeOverRequest`
 //!   GET    /v1/take-over                the progress of the hand-over, from whichever process
 //!                                       answers; after some seconds if it still runs
 //! ```

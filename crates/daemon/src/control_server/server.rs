@@ -187,7 +187,8 @@ impl ControlServer {
         Ok(self)
     }
 
-    /// Starts the thread. It ends with the process, or some time after [`ControlServer::leave`].
+    /// Starts the thread. It ends with the process, or some time after
+    /// [`ControlServer::finish`] or [`ControlServer::leave`].
     ///
     /// # Errors
     /// No thread or descriptor is available.
@@ -206,7 +207,7 @@ impl ControlServer {
         let (owner_again, next_owner) = mpsc::unbounded_channel();
         let (monitor_again, next_monitor) = mpsc::unbounded_channel();
         self.again = Some((owner_again, monitor_again));
-        let (answers, answered) = std::sync::mpsc::channel();
+        let (answers, answered) = std::sync::mpsc::channel::<()>();
         self.answered = Some(answered);
         thread::Builder::new().name("control".to_owned()).spawn(move || {
             if let Some(metrics) = metrics {
@@ -216,7 +217,7 @@ impl ControlServer {
                 runtime.spawn(look((monitor, next_monitor), Arc::clone(&handlers), end_of(ends.clone())));
             }
             runtime.block_on(answer((owner, next_owner), handlers, end_of(ends)));
-            drop::<std::sync::mpsc::Sender<()>>(answers);
+            drop(answers);
             // A running request may wait for a device.
             runtime.shutdown_background();
         })?;
@@ -250,7 +251,7 @@ impl ControlServer {
     }
 
     /// Stops accepting, and waits until the requests on the control socket have been answered, up
-    /// to `limit`.
+    /// to `limit`. A client that connects from here on waits for the end of the process.
     pub fn finish(&self, limit: Duration) {
         self.ends.send_replace(true);
         if let Some(answered) = &self.answered {

@@ -1,4 +1,4 @@
-//! What the host of a set needs of this machine: devices in memory, and the set's note.
+//! What the engine's thread needs of this machine: devices in memory, and the set's note.
 
 use super::NoteOutcome;
 use crate::engine_error;

@@ -32,7 +32,7 @@ use bcached_engine::{
 use bcached_env::{Executor, RunOrder};
 use bcached_format::{CacheMode, Label, Uuid};
 pub use bcached_host::backing_reconnect::ReconnectError;
-use bcached_host::{Host, Limits, NoteSlot, OpenParams, watch};
+use bcached_host::{Host, Limits, OpenParams, SetNote, watch};
 use bcached_offline::devices::CacheDevice;
 use bcached_port::{Connector, Server};
 use bcached_uring::{
@@ -303,8 +303,8 @@ impl EngineThread {
         let (opened_note, found) = open_note(note.as_ref(), &device)?;
         let tells = !opened_note.given_up().is_empty();
         let mut executor = Executor::new(driver.driver, RunOrder::Fifo, seed()?);
-        let slot = NoteSlot::default();
-        let opening = CacheSet::open(executor.env(), cache, slot.lend(opened_note), start.options.clone());
+        let set_note = SetNote::new(opened_note);
+        let opening = CacheSet::open(executor.env(), cache, set_note.lend(), start.options.clone());
         let opened = executor
             .block_on(opening)
             .ok_or_else(|| engine_error::of_machine("the I/O driver has stopped".to_owned()))
@@ -318,7 +318,7 @@ impl EngineThread {
         let engine = Engine { connector, ring_handle: driver.ring_handle, commands, bell: driver.bell };
         let (options, limits) = (start.options.into(), Limits::default());
         let opening =
-            OpenParams { cache: cache.into(), set_uuid: start.set_uuid, note: slot, options, limits };
+            OpenParams { cache: cache.into(), set_uuid: start.set_uuid, note: set_note, options, limits };
         let machine = LocalMachine { disks: driver.disks, note };
         let host = Host::new(executor.env(), Box::new(machine.clone()), opening, set);
         let (server, commands) = (Some(server), Some(receiver));

@@ -127,7 +127,8 @@ impl Pump {
             }
             Command::FallibleTask(work) => work(host.main(), &env),
             Command::KeepNote => env.spawn(async move {
-                // A set that cannot write its journal has failed, which is reported separately.
+                // Reported separately: a set that cannot write its journal has failed, and a note
+                // that cannot be replaced is looked after by the supervisor.
                 let _until_the_next_file = host.keep_note().await;
             }),
             Command::ChangeCache(change) => host.change_cache(&change),
@@ -302,7 +303,7 @@ mod tests {
     use super::*;
     use bcached_engine::Options;
     use bcached_env::{Buffer, Executor, RunOrder, RunOutcome};
-    use bcached_host::{Limits, NoteSlot, NullNote, OpenParams};
+    use bcached_host::{Limits, NullNote, OpenParams, SetNote};
     use bcached_offline::devices::memory;
     use bcached_port::Operation;
     use bcached_uring::{DriverOptions, open_driver};
@@ -317,8 +318,8 @@ mod tests {
         let options = Options { node_budget_bytes: nodes, ..Options::default() };
         let disk = driver.disks.add(cache.device);
         let mut executor = Executor::new(driver.driver, RunOrder::Fifo, 1);
-        let note = NoteSlot::default();
-        let opening = CacheSet::open(executor.env(), disk, note.lend(Box::new(NullNote)), options.clone());
+        let note = SetNote::new(Box::new(NullNote));
+        let opening = CacheSet::open(executor.env(), disk, note.lend(), options.clone());
         let set = executor.block_on(opening).expect("a driver").expect("it is whole");
         let set_uuid = cache.superblock.set_uuid();
         let (options, limits) = (options.into(), Limits::default());

@@ -3,8 +3,9 @@
 //! that could be evicted is kept by old pointers (invariant L7).
 //!
 //! `pass` marks the oldest generation that each bucket's pointers have, drops stale keys before
-//! generations wrap, and merges sparse nodes. `moving` gathers the live data of sparse buckets, which
-//! `emptying` copies. `orphans` invalidates the remaining dirty data of volumes that no longer exist.
+//! generations wrap, and merges sparse nodes. `moving` gathers the live data of sparse buckets,
+//! which `emptying` copies. `orphans` invalidates the remaining dirty data of volumes that no
+//! longer exist.
 
 pub mod emptying;
 pub mod moving;

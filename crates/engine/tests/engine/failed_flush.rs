@@ -163,6 +163,8 @@ impl Note for WatchedNote {
     }
 
     fn begin(&mut self, _session: u64) {}
+
+    fn reopen(&mut self) {}
 }
 
 /// A large write enters the tree piece by piece and yields in between. Meanwhile a flush of the

@@ -167,6 +167,8 @@ impl Note for FixedNote {
     }
 
     fn begin(&mut self, _session: u64) {}
+
+    fn reopen(&mut self) {}
 }
 
 /// The note is a file, so its records are no more trusted than a journal's. An invalid record used

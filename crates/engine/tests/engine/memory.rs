@@ -343,4 +343,6 @@ impl Note for NoNote {
     }
 
     fn begin(&mut self, _session: u64) {}
+
+    fn reopen(&mut self) {}
 }

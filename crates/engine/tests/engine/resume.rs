@@ -69,6 +69,8 @@ impl Note for PersistentNote {
     fn begin(&mut self, session: u64) {
         *self.0.borrow_mut() = NoteContents { session, ..NoteContents::default() };
     }
+
+    fn reopen(&mut self) {}
 }
 
 async fn open_with(env: &Env, note: &PersistentNote) -> Result<CacheSet, Error> {

@@ -15,7 +15,7 @@ use bcached_env::sync::Semaphore;
 use bcached_format::{CacheMode, ReplacementPolicy, Superblock};
 use bcached_host::dispatch::Dispatcher;
 use bcached_host::workers::Workers;
-use bcached_host::{Host, NoteSlot, OpenParams, reopen, watch};
+use bcached_host::{Host, OpenParams, SetNote, reopen, watch};
 use bcached_port::{Operation, Reply};
 use std::rc::Rc;
 
@@ -37,9 +37,8 @@ impl HostedSet {
         geometry: &Geometry,
         options: Options,
     ) -> Result<Self, Error> {
-        let (env, note) = (process.env.clone(), NoteSlot::default());
-        let lent = note.lend(Box::new(process.note.clone()));
-        let set = CacheSet::open(env.clone(), DiskId(0), lent, options.clone()).await?;
+        let (env, note) = (process.env.clone(), SetNote::new(Box::new(process.note.clone())));
+        let set = CacheSet::open(env.clone(), DiskId(0), note.lend(), options.clone()).await?;
         let superblock = tables::superblock(&process.world.borrow().devices[0]);
         let Some(Superblock::Cache(superblock)) = superblock else { unreachable!("it has been opened") };
         let opening = OpenParams {

@@ -524,7 +524,9 @@ impl Note for MappedNote {
     }
 
     fn reopen(&mut self) {
-        self.left_until = self.appended;
+        // As in another process, damage ends what is used.
+        let whole = (self.forgotten..self.appended).take_while(|number| self.record(*number).is_some());
+        self.left_until = self.forgotten + whole.count() as u64;
         self.left_given_up = self.stored_given_up();
         self.fate = NoteReplay::default();
     }

@@ -64,7 +64,7 @@ fn capabilities() -> Vec<Facility> {
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = line.and_then(|word| u64::from_str_radix(word.trim(), 16).ok()).unwrap_or(0);
     let item = |(bit, name, purpose): &(u32, &'static str, &'static str)| match effective >> bit & 1 {
-        0 => Facility::no(name, *purpose, None),
+        0 => Facility::no(name, format!("missing; needed {purpose}"), None),
         _ => Facility::yes(name, *purpose),
     };
     CAPABILITIES.iter().map(item).collect()

@@ -105,7 +105,7 @@ impl FrontendServers {
         let place = match way {
             Frontend::Nbd => self.nbd.as_ref()?.bound().first()?.to_string(),
             Frontend::Dev if self.dev.is_cut_off(name) => {
-                return Some(Err("the mount of its file was unmounted".to_owned()));
+                return Some(Err("its FUSE mount was unmounted".to_owned()));
             }
             Frontend::Ublk | Frontend::Dev => match self.device(name)? {
                 DeviceState::Creating => return None,

@@ -200,9 +200,11 @@ fn check_unused(fronts: &FrontendManager) -> Result<(), Failure> {
     if users.is_empty() {
         return Ok(());
     }
-    Err(cannot(Kind::InUse, format!("clients use what would end with it: {}", users.join(", "))).next(
-        "unmount or close that first: FUSE mounts, and block devices other than ublk's, end with the daemon",
-    ))
+    Err(cannot(
+        Kind::InUse,
+        format!("clients use mounts or devices that end with the daemon: {}", users.join(", ")),
+    )
+    .next("unmount or close them first: FUSE mounts, and block devices other than ublk's"))
 }
 
 pub fn cannot(kind: Kind, why: String) -> Failure {

@@ -59,6 +59,7 @@ impl Supervisor {
         self.kept_released(&name, &volumes)?.map_or(Ok(()), |file| file.check_writable())?;
         let mut shown = JobReport::new(JobKind::Release, name.clone(), JobState::Planned);
         shown.dirty_bytes_at_start = status.dirty_sectors * 512;
+        shown.dirty_unknown = status.volumes.iter().any(|info| !info.is_counted);
         let backings = volumes.iter().filter_map(|(_, entry)| entry.backing.clone());
         shown.devices = std::iter::once(device).chain(backings).collect();
         if self.config.set_file.is_none() {

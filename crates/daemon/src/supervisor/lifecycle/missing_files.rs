@@ -101,7 +101,8 @@ impl Supervisor {
                 Err(error) => {
                     let told = format!(
                         "{name}: this note was removed, and cannot be replaced: each write waits for the \
-                         journal. {error}"
+                         journal, and if its set fails, writes that were acknowledged and not flushed are \
+                         lost when bcached ends. {error}"
                     );
                     gone.insert(name, ("note-not-replaced", told));
                 }

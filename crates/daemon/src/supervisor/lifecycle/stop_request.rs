@@ -15,7 +15,7 @@ use bcached_control::failure::{Failure, Kind};
 use bcached_control::stop::{RemainingDirty, StopReport};
 use bcached_engine::VolumeInfo;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Longest time that an answer waits for the end: less than the client waits for it.
@@ -44,29 +44,51 @@ struct StopState {
     unheard: u32,
 }
 
+impl StopState {
+    /// Returns the state when the stop was first requested and, if it has ended, how. `None`: no
+    /// stop was requested.
+    fn report(&self) -> Option<StopReport> {
+        let mut report = self.asked.clone()?;
+        if let Some(ended) = &self.ended {
+            report.ended = true;
+            report.failure = ended.as_ref().err().map(Failure::to_error);
+            report.cut.clone_from(&self.cut);
+            report.dirty.clone_from(&self.stays);
+        }
+        Some(report)
+    }
+}
+
 impl StopTracker {
+    fn lock(&self) -> MutexGuard<'_, StopState> {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that one of the requesters has its final answer.
+    fn is_heard(&self) {
+        let mut told = self.lock();
+        told.unheard = told.unheard.saturating_sub(1);
+        self.0.1.notify_all();
+    }
+
     /// Records the clients that still have open what is about to end.
     pub fn cuts(&self, users: Vec<String>) {
-        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).cut = users;
+        self.lock().cut = users;
     }
 
     /// Records what the engines have left dirty: write-back went on, and clients wrote, while the
     /// stop waited for clients.
     pub fn stays(&self, dirty: Vec<RemainingDirty>) {
-        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).stays = dirty;
+        self.lock().stays = dirty;
     }
 
-    /// Publishes the outcome of the stop. If there are requesters, waits for them to hear it, and
-    /// then for `control` to send the answers.
+    /// Publishes the outcome of the stop. Waits for its requesters to hear it, if there are any,
+    /// and then for `control` to send its answers, among them the last events to their followers.
     pub fn tell(&self, outcome: &Result<(), Failure>, control: &ControlServer) {
-        let (told, rung) = &*self.0;
-        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.lock();
         told.ended = Some(outcome.clone());
-        rung.notify_all();
-        if told.asked.is_none() {
-            return;
-        }
-        let waited = rung.wait_timeout_while(told, HEARS, |told| told.unheard > 0);
+        self.0.1.notify_all();
+        let waited = self.0.1.wait_timeout_while(told, HEARS, |told| told.unheard > 0);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
         control.finish(ANSWERS);
     }
@@ -80,6 +102,10 @@ pub fn stop(
     events: Sender<Event>,
 ) -> StopHandler {
     Box::new(move |asked, uid| {
+        // Before anything that takes time: the stop may be ending.
+        if !asked.dry_run {
+            stop_tracker.lock().unheard += 1;
+        }
         let timeout = shared.lock().unwrap_or_else(PoisonError::into_inner).stop_timeout;
         let now = StopReport {
             pid: Some(std::process::id()),
@@ -97,16 +123,21 @@ pub fn stop(
         }
         // A stop would end the hand-over, and the process that goes on then would know of no stop.
         if hand_over.is_under_way() {
+            stop_tracker.is_heard();
             return Err(Failure::new(Kind::Busy, "the daemon cannot be stopped now")
                 .why("another process is taking over from it")
                 .next("try again when the take-over has ended"));
         }
         {
-            let mut told = stop_tracker.0.0.lock().unwrap_or_else(PoisonError::into_inner);
-            told.unheard = told.unheard.saturating_add(1);
-            // A repeated request gets the same answer, with the state at the first one.
-            if let Some(first) = &told.asked {
-                return Ok(first.clone());
+            let mut told = stop_tracker.lock();
+            // A repeated request gets the same answer, with the state at the first one, or at the
+            // end.
+            if let Some(report) = told.report() {
+                drop(told);
+                if report.ended {
+                    stop_tracker.is_heard();
+                }
+                return Ok(report);
             }
             told.asked = Some(now.clone());
         }
@@ -126,19 +157,16 @@ pub fn stopped(stop_tracker: StopTracker) -> StopProgressHandler {
         let (told, rung) = &*stop_tracker.0;
         let told = told.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = rung.wait_timeout_while(told, LOOK, |told| told.asked.is_some() && told.ended.is_none());
-        let (mut told, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        let mut stopping = told.asked.clone().ok_or_else(|| {
+        let (told, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let report = told.report();
+        drop(told);
+        let report = report.ok_or_else(|| {
             Failure::new(Kind::NotFound, "no stop was requested").next("`bcached stop` requests one")
         })?;
-        if let Some(ended) = &told.ended {
-            stopping.ended = true;
-            stopping.failure = ended.as_ref().err().map(Failure::to_error);
-            stopping.cut.clone_from(&told.cut);
-            stopping.dirty.clone_from(&told.stays);
-            told.unheard = told.unheard.saturating_sub(1);
-            rung.notify_all();
+        if report.ended {
+            stop_tracker.is_heard();
         }
-        Ok(stopping)
+        Ok(report)
     })
 }
 
@@ -175,7 +203,7 @@ mod tests {
     #[test]
     fn the_process_waits_for_each_client_that_has_requested_the_stop() {
         let stop_tracker = StopTracker::default();
-        let unheard = || stop_tracker.0.0.lock().expect("no panic").unheard;
+        let unheard = || stop_tracker.lock().unheard;
         let asked = StopReport {
             pid: None,
             dry_run: false,

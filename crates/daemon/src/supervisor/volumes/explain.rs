@@ -98,7 +98,7 @@ fn why_not(now: &VolumeInfo, explained: &Explanation) -> Vec<String> {
     }
     if now.lifecycle.keeps_out() {
         why.push(
-            "the volume is being attached, detached or grown: nothing new is cached until that has ended"
+            "the volume is being attached, detached, removed or grown: nothing new is cached until that has ended"
                 .to_owned(),
         );
     }

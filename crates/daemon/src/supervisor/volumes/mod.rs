@@ -184,7 +184,7 @@ impl Supervisor {
             let (name, device) = (entry.display_name(), entry.backing.as_deref().unwrap_or_default());
             tracing::warn!(
                 event = "volume-cut-short",
-                "volume {name}: data of it is cached beyond the end of {device}: was the device cut short? The volume \
+                "volume {name}: the cache has data beyond the end of {device}: was the device cut short? The volume \
                  is served with the device's present size"
             );
         }
