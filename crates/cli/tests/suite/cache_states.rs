@@ -1,9 +1,8 @@
 //! Every command that needs a cache, in every state of the cache, as `volume_states` does for the
 //! states of volumes.
 
-use crate::common::{
-    CommandResult, Daemon, Images, ask, bcached, fill, json, pattern, refused, requires, run, tool,
-};
+use crate::common::exits::unexpected_exit;
+use crate::common::{Daemon, Images, ask, bcached, fill, pattern, refused, requires, run, tool};
 
 const MIB: u64 = 1 << 20;
 
@@ -83,16 +82,6 @@ fn everything(images: &Images, daemon: &Daemon) -> (String, Vec<String>) {
     (images.kept(), all.concat().iter().map(seen).collect())
 }
 
-/// The error is one object with all parts of a refusal.
-fn explains_itself(words: &[&str], ran: &CommandResult) {
-    let object = json(ran.err.lines().last().unwrap_or_default());
-    let error = &object["error"];
-    let says = |key: &str| error[key].as_str().is_some_and(|text| !text.is_empty());
-    // For an unknown name there is nothing to say beyond the names that exist.
-    assert!(says("what") && says("next") && (says("why") || ran.exit == 2), "{words:?}: {ran:?}");
-    assert_eq!(error["exit"].as_i64(), Some(ran.exit.into()), "{words:?}: {ran:?}");
-}
-
 #[test]
 fn every_verb_says_what_is_the_matter_in_every_state_of_a_cache() {
     if !requires("nbdcopy") || !requires("qemu-io") {
@@ -106,19 +95,7 @@ fn every_verb_says_what_is_the_matter_in_every_state_of_a_cache() {
     for (line, exits) in TABLE {
         for (state, exit) in STATES.iter().zip(exits) {
             let line = line.replace("CACHE", state).replace("SPARE", &spare);
-            let words: Vec<&str> = line.split(' ').chain(["--json"]).collect();
-            let ran = ask(&daemon, &words);
-            if ran.exit != exit {
-                wrong.push(format!("{line}: {} and not {exit}: {}{}", ran.exit, ran.out, ran.err));
-            }
-            let is_answer = words[0] == "explain" && ran.exit == 1;
-            if ran.exit != 0 && !is_answer {
-                explains_itself(&words, &ran);
-                // Without `--dry-run` nothing is done either.
-                let real: Vec<&str> = words.iter().copied().filter(|word| *word != "--dry-run").collect();
-                let again = ask(&daemon, &real);
-                assert_eq!((again.exit, &again.err), (ran.exit, &ran.err), "{real:?}");
-            }
+            wrong.extend(unexpected_exit(&daemon, &line, exit));
             assert_eq!(everything(&images, &daemon), before, "{line}");
         }
     }

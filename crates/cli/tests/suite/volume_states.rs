@@ -1,10 +1,8 @@
 //! Every command in every state of a volume: an impossible command says what is wrong, why, and
 //! what can be done, ends with the exit status of its kind, and changes nothing.
 
-use crate::common::{
-    CommandResult, Daemon, Images, ask, bcached, done, fill, json, pattern, refused, refused_also_dry,
-    requires,
-};
+use crate::common::exits::unexpected_exit;
+use crate::common::{Daemon, Images, ask, bcached, done, fill, pattern, refused, refused_also_dry, requires};
 
 const MIB: u64 = 1 << 20;
 
@@ -93,17 +91,6 @@ fn everything(images: &Images, daemon: &Daemon) -> (String, Vec<String>) {
     (images.kept(), volumes.map(of).chain(jobs.map(of_job)).collect())
 }
 
-/// The error is one object with all parts of a refusal.
-fn explains_itself(words: &[&str], ran: &CommandResult) {
-    let object = json(ran.err.lines().last().unwrap_or_default());
-    let error = &object["error"];
-    let says = |key: &str| error[key].as_str().is_some_and(|text| !text.is_empty());
-    assert!(says("what") && says("next"), "{words:?}: {ran:?}");
-    // For an unknown name there is no further reason.
-    assert!(says("why") || ran.exit == 2, "{words:?}: {ran:?}");
-    assert_eq!(error["exit"].as_i64(), Some(ran.exit.into()), "{words:?}: {ran:?}");
-}
-
 #[test]
 fn every_verb_says_what_is_the_matter_in_every_state() {
     if !requires("nbdcopy") {
@@ -117,19 +104,7 @@ fn every_verb_says_what_is_the_matter_in_every_state() {
         for (state, exit) in STATES.iter().zip(exits) {
             keep_busy(&daemon);
             let line = line.replace("VOLUME", state);
-            let words: Vec<&str> = line.split(' ').chain(["--json"]).collect();
-            let ran = ask(&daemon, &words);
-            if ran.exit != exit {
-                wrong.push(format!("{line}: {} and not {exit}: {}{}", ran.exit, ran.out, ran.err));
-            }
-            let is_answer = words[0] == "explain" && ran.exit == 1;
-            if ran.exit != 0 && !is_answer {
-                explains_itself(&words, &ran);
-                // Without `--dry-run` nothing is done either.
-                let real: Vec<&str> = words.iter().copied().filter(|word| *word != "--dry-run").collect();
-                let again = ask(&daemon, &real);
-                assert_eq!((again.exit, &again.err), (ran.exit, &ran.err), "{real:?}");
-            }
+            wrong.extend(unexpected_exit(&daemon, &line, exit));
             assert_eq!(everything(&images, &daemon), before, "{line}");
         }
     }

@@ -2,6 +2,7 @@
 //! image files, skipping.
 #![allow(clippy::panic, reason = "helpers of tests fail like tests")]
 
+pub mod exits;
 pub mod nbdkit;
 
 use std::os::unix::fs::PermissionsExt;
